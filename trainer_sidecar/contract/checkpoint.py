@@ -1,0 +1,195 @@
+"""The documents inside a checkpoint: seal, part, index, manifest, witness, and the hash tree over a shard.
+
+A rank writes a `Seal`; its sidecar adds the hashes and makes the `Part`, once (protocol R7); the coordinator merges
+parts into an `Index` (columnar, datapath T11) and a `ManifestFile`. `status: COMMITTED` stands only in the journal.
+"""
+
+import hashlib
+from typing import Any
+
+from pydantic import Field
+
+from trainer_sidecar.contract.base import Document
+from trainer_sidecar.contract.journal import ObjectRef, SaveReason
+from trainer_sidecar.contract.keys import LEAF_SIZE
+from trainer_sidecar.contract.topology import Topology
+
+FORMAT_SCHEMA = 1
+
+
+class Tensors(Document):
+    """Global tensors, columnar: entry i of every list belongs to tensor i. `dtypes` are torch names without `torch.`."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class Slices(Document):
+    """Slices of tensors stored in files, columnar. Bytes are C-contiguous little-endian elements of the slice.
+
+    `tensor` indexes `Tensors`, `file` indexes the document's file list (always 0 in a part), `offset`/`length` are
+    bytes in that file, `start`/`size` give the slice's place in the global tensor, one value per dimension.
+    """
+
+    tensor: list[int]
+    file: list[int]
+    offset: list[int]
+    length: list[int]
+    start: list[list[int]]
+    size: list[list[int]]
+
+
+class Progress(Document):
+    """Where training stands at the save. `samples` is the data cursor: consumed samples since the run's first step."""
+
+    step: int
+    epoch: int
+    micro_step: int = 0
+    samples: int
+    sample_digest: str
+    """Rolling digest of all consumed sample ids, independent of world size. Hex."""
+    loss: float | None = None
+    grad_norm: float | None = None
+
+
+class TrainingState(Document):
+    """Everything that is not a tensor and equal on all ranks; JSON with tagged types (datapath T14), no pickle."""
+
+    optimizers: list[Any]
+    schedulers: list[Any] = Field(default_factory=list)
+    scaler: Any = None
+    data: Any = None
+    extra: Any = None
+    aliases: list[list[str]] = Field(default_factory=list)
+    """Names that share storage (tied weights); the first one of each list is stored."""
+    trainable: list[str] = Field(default_factory=list)
+    statistics: dict[str, float] = Field(default_factory=dict)
+    """Trailing loss and gradient-norm statistics, for checks when there is no witness."""
+
+
+class Seal(Document):
+    """What a rank says about its staged bytes, written by rename as `seal.json` after the last byte (datapath T6)."""
+
+    schema_: int = Field(default=FORMAT_SCHEMA, alias="schema")
+    contract_version: int
+    epoch: int
+    save_id: str
+    checkpoint_id: str
+    parent: str | None = None
+    rank: int
+    generation: int
+    """Of the buffer; the sidecar compares it before and after its hash pass."""
+    buffer: str
+    """File name of the buffer within the rank's stage folder."""
+    size: int
+    """Bytes used of the buffer."""
+    topology: Topology
+    mesh_digest: str
+    """SHA-256 over the topology's JSON: parts of two plannings cannot mix (protocol R25)."""
+    tensors: Tensors
+    slices: Slices
+    state_digest: str
+    """Sum mod 2^128 over owned elements (datapath T19), 32 hex digits; digests of the parts add up."""
+    replica_digests: dict[str, str] = Field(default_factory=dict)
+    """Digests of replicated items that this rank does not own but has computed (datapath T13)."""
+    progress: Progress
+    reason: SaveReason
+    rank_state: Any = None
+    """Tagged JSON of what belongs to this rank alone (RNG)."""
+    training_state: TrainingState | None = None
+    """Only in rank 0's seal."""
+    fingerprints: dict[str, str] = Field(default_factory=dict)
+    """Only in rank 0's seal."""
+    staging_seconds: float = 0.0
+
+
+class ShardHash(Document):
+    """A shard's bytes: size, root of its SHA-256 tree, and the leaf file that proves ranges of it."""
+
+    name: str
+    size: int
+    root: str
+    leaves: ObjectRef
+
+
+class Part(Document):
+    """A rank's part of a save: its seal and the hashes of its shard. Made once, uploaded verbatim."""
+
+    schema_: int = Field(default=FORMAT_SCHEMA, alias="schema")
+    seal: Seal
+    shard: ShardHash
+
+
+class Index(Document):
+    """All slices of a checkpoint: tensor -> slices -> file, offset, length. `files[i]` is a shard name or `frozen/<sha256>`."""
+
+    schema_: int = Field(default=FORMAT_SCHEMA, alias="schema")
+    files: list[str]
+    tensors: Tensors
+    slices: Slices
+
+
+class ManifestShard(ShardHash):
+    """A shard with the part that describes it."""
+
+    rank: int
+    part: ObjectRef
+
+
+class ManifestFile(Document):
+    """`manifest.json`: names every object of the checkpoint by size and digest. Written last but for the journal entry."""
+
+    schema_: int = Field(default=FORMAT_SCHEMA, alias="schema")
+    checkpoint_id: str
+    save_id: str
+    epoch: int
+    parent: str | None = None
+    reason: SaveReason
+    progress: Progress
+    topology: Topology
+    fingerprints: dict[str, str] = Field(default_factory=dict)
+    state_digest: str
+    training_state: TrainingState
+    index: ObjectRef
+    shards: list[ManifestShard]
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.size for s in self.shards)
+
+
+class WitnessStep(Document):
+    """What was seen at one step after a save; norms are global."""
+
+    step: int
+    loss: float
+    grad_norm: float | None = None
+    update_norm: float | None = None
+    batch_digest: str
+
+
+class Witness(Document):
+    """Steps right after a save, recorded by the epoch that saved (protocol R22). Evidence, not part of the commit."""
+
+    epoch: int
+    checkpoint_id: str
+    steps: list[WitnessStep]
+
+
+def leaf_hashes(data: memoryview | bytes, leaf_size: int = LEAF_SIZE) -> bytes:
+    """Concatenated SHA-256 digests (32 bytes each) of the leaves of `data`; empty for empty data."""
+    view = memoryview(data)
+    return b"".join(hashlib.sha256(view[i : i + leaf_size]).digest() for i in range(0, len(view), leaf_size))
+
+
+def tree_root(size: int, leaves: bytes, leaf_size: int = LEAF_SIZE) -> str:
+    """Root of a shard's hash tree: SHA-256("rtj-tree-1" | u64 size | u64 leaf size | leaf digests). 64 hex digits.
+
+    Raises ValueError when the number of leaves does not fit the size.
+    """
+    expected = (size + leaf_size - 1) // leaf_size * 32
+    if len(leaves) != expected:
+        raise ValueError(f"{len(leaves)} bytes of leaf digests, but a file of {size} bytes has {expected}")
+    head = b"rtj-tree-1" + size.to_bytes(8, "little") + leaf_size.to_bytes(8, "little")
+    return hashlib.sha256(head + leaves).hexdigest()

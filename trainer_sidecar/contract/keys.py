@@ -1,0 +1,107 @@
+"""Names of objects in the store (design 2). Nobody else builds a key by hand.
+
+All keys are relative to the store URL. A run's keys never leave `<namespace>/<run id>/`.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+_SEGMENT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+_CHECKPOINT_ID = re.compile(r"^(\d{12})-(\d{10})-([0-9a-f]{8})$")
+_JOURNAL_KEY = re.compile(r"/journal/(\d{10})\.json$")
+
+LEAF_SIZE = 256 * 1024
+"""Bytes per hash leaf, the unit of verification (datapath T10)."""
+
+
+def save_id(attempt_nonce: str, step: int, micro_step: int, try_number: int) -> str:
+    """Id of one try of one save, computed alike on every rank (protocol R6). 64 hex digits."""
+    return hashlib.sha256(f"{attempt_nonce}\n{step}\n{micro_step}\n{try_number}".encode()).hexdigest()
+
+
+def checkpoint_id(step: int, epoch: int, save: str) -> str:
+    """Folder name of a checkpoint: `<step:012d>-<epoch:010d>-<8 hex of the save id>`."""
+    return f"{step:012d}-{epoch:010d}-{save[:8]}"
+
+
+def parse_checkpoint_id(text: str) -> tuple[int, int, str]:
+    """(step, epoch, 8 hex of the save id) of a checkpoint id. Raises ValueError naming the text."""
+    match = _CHECKPOINT_ID.match(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a checkpoint id: expected <step:012d>-<epoch:010d>-<8 hex digits>")
+    return int(match[1]), int(match[2]), match[3]
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """Keys of one run. Raises ValueError when namespace or run id could leave the prefix."""
+
+    namespace: str
+    run_id: str
+
+    def __post_init__(self) -> None:
+        for field, value in (("namespace", self.namespace), ("run id", self.run_id)):
+            if not _SEGMENT.match(value):
+                raise ValueError(
+                    f"{field} {value!r} cannot be part of a store key: use 1 to 128 letters, digits, '.', '_', '-', "
+                    "starting with a letter or digit"
+                )
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.namespace}/{self.run_id}/"
+
+    @property
+    def journal_prefix(self) -> str:
+        return f"{self.prefix}journal/"
+
+    def journal(self, seq: int) -> str:
+        """Slot of entry `seq` (1-based)."""
+        if seq < 1:
+            raise ValueError(f"journal sequence {seq} is below 1")
+        return f"{self.journal_prefix}{seq:010d}.json"
+
+    @property
+    def latest(self) -> str:
+        return f"{self.prefix}latest.json"
+
+    @property
+    def checkpoints_prefix(self) -> str:
+        return f"{self.prefix}checkpoints/"
+
+    def checkpoint(self, checkpoint: str) -> str:
+        parse_checkpoint_id(checkpoint)
+        return f"{self.checkpoints_prefix}{checkpoint}/"
+
+    def shard(self, checkpoint: str, rank: int) -> str:
+        return f"{self.checkpoint(checkpoint)}{shard_name(rank)}"
+
+    def part(self, checkpoint: str, rank: int) -> str:
+        return f"{self.checkpoint(checkpoint)}parts/rank-{rank:05d}.json"
+
+    def leaves(self, checkpoint: str, rank: int) -> str:
+        return f"{self.checkpoint(checkpoint)}parts/rank-{rank:05d}.hash"
+
+    def index(self, checkpoint: str) -> str:
+        return f"{self.checkpoint(checkpoint)}index.json"
+
+    def manifest(self, checkpoint: str) -> str:
+        return f"{self.checkpoint(checkpoint)}manifest.json"
+
+    def witness(self, checkpoint: str) -> str:
+        return f"{self.checkpoint(checkpoint)}witness.json"
+
+    def frozen(self, sha256: str) -> str:
+        return f"{self.prefix}frozen/{sha256}"
+
+
+def shard_name(rank: int) -> str:
+    """File name of a rank's tensor bytes within its checkpoint."""
+    return f"rank-{rank:05d}.distcp"
+
+
+def parse_journal_key(key: str) -> int | None:
+    """Sequence of a journal key, or None when the key is no journal slot."""
+    match = _JOURNAL_KEY.search(key)
+    return int(match[1]) if match else None

@@ -1,0 +1,198 @@
+"""Messages on the sidecar's unix socket. Bulk bytes never travel here, only through files of the shared volume.
+
+Framing: u32 little-endian length, then that many bytes of JSON. The client (a rank) sends one request and reads one
+reply, in order. A rank keeps its connection open for life: its end is how the sidecar learns that the rank died.
+The first message is `Hello`. A failed request is answered by `Failure`; the connection stays usable.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from trainer_sidecar.contract.base import Document
+from trainer_sidecar.contract.checkpoint import ManifestFile, Slices, Tensors, Witness, WitnessStep
+from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.contract.status import SaveOutcome
+
+
+class Hello(Document):
+    """First message of a rank. Refused (`WrongEpoch`, `WrongContract`) when the sidecar serves another epoch or contract."""
+
+    op: Literal["Hello"] = "Hello"
+    contract_version: int
+    epoch: int
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+
+
+class Sealed(Document):
+    """`seal.json` and the buffer are complete. Answered at once; the upload goes on in the background."""
+
+    op: Literal["Sealed"] = "Sealed"
+    save_id: str
+    rank: int
+
+
+class AskSave(Document):
+    """What became of a save."""
+
+    op: Literal["AskSave"] = "AskSave"
+    save_id: str
+
+
+class SaveReply(Document):
+    op: Literal["SaveReply"] = "SaveReply"
+    save_id: str
+    outcome: SaveOutcome
+    checkpoint_id: str = ""
+    sequence: int | None = None
+    detail: str = ""
+
+
+class GiveUp(Document):
+    """The rank could not stage its part of this save (reason in words): the save fails as a whole."""
+
+    op: Literal["GiveUp"] = "GiveUp"
+    save_id: str
+    rank: int
+    reason: str
+
+
+class ReportProgress(Document):
+    """Progress at a step boundary, sent by every rank at most a few times a second; rank 0's numbers are shown.
+
+    `witness` (rank 0 only) adds a step seen after a save of this epoch or after the resume.
+    """
+
+    op: Literal["ReportProgress"] = "ReportProgress"
+    rank: int
+    step: int
+    epoch: int
+    samples: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    step_seconds: float | None = None
+    phase: Literal["", "Rendezvous", "Restored", "FirstStep"] = ""
+
+
+class AddWitness(Document):
+    """Steps after a save (`checkpoint_id` of this epoch), from rank 0, once they are complete (protocol R22)."""
+
+    op: Literal["AddWitness"] = "AddWitness"
+    checkpoint_id: str
+    steps: list[WitnessStep]
+
+
+class OpenRestore(Document):
+    """Open the plan's restore point. The sidecar reads and verifies manifest, index and leaf files first."""
+
+    op: Literal["OpenRestore"] = "OpenRestore"
+    checkpoint_id: str
+
+
+class RestoreOpened(Document):
+    """Manifest and the names of all tensors; slices come by `AskSlices`."""
+
+    op: Literal["RestoreOpened"] = "RestoreOpened"
+    manifest: ManifestFile
+    tensors: Tensors
+    files: list[str]
+    folder: str
+    """Folder with one sparse window per file; a verified range can be read there at the file's own offsets."""
+    witness: Witness | None = None
+
+
+class AskSlices(Document):
+    """Slices of some tensors, by index into `RestoreOpened.tensors`; None = all."""
+
+    op: Literal["AskSlices"] = "AskSlices"
+    tensors: list[int] | None = None
+
+
+class SlicesReply(Document):
+    """`slices.tensor` and `.file` index `RestoreOpened.tensors` and `.files`."""
+
+    op: Literal["SlicesReply"] = "SlicesReply"
+    slices: Slices
+
+
+class Fetch(Document):
+    """Make byte ranges of one file readable in its window: fetched once per pod, leaf hashes verified, then answered."""
+
+    op: Literal["Fetch"] = "Fetch"
+    file: int
+    ranges: list[tuple[int, int]]
+    """(offset, length) pairs."""
+
+
+class Fetched(Document):
+    op: Literal["Fetched"] = "Fetched"
+    bytes_from_store: int
+
+
+class AskRankState(Document):
+    """`rank_state` out of the part of saved rank `rank` of the open restore point."""
+
+    op: Literal["AskRankState"] = "AskRankState"
+    rank: int
+
+
+class RankStateReply(Document):
+    op: Literal["RankStateReply"] = "RankStateReply"
+    rank_state: Any = None
+
+
+class CloseRestore(Document):
+    """This rank has read all it needs; the windows are removed when every local rank has said so."""
+
+    op: Literal["CloseRestore"] = "CloseRestore"
+    rank: int
+
+
+class SendReport(Document):
+    """The resume report, from rank 0; sent again with `verified` set after the compared steps."""
+
+    op: Literal["SendReport"] = "SendReport"
+    report: ResumeReport
+
+
+class Done(Document):
+    """Plain success."""
+
+    op: Literal["Done"] = "Done"
+
+
+class Failure(Document):
+    """A request that failed. `error` is a stable CamelCase word, `message` a sentence for people.
+
+    Words: WrongEpoch, WrongContract, Fenced, NotFound, ChecksumMismatch, StoreUnavailable, BadRequest, Internal.
+    """
+
+    op: Literal["Failure"] = "Failure"
+    error: str
+    message: str
+
+
+Request = Annotated[
+    Hello
+    | Sealed
+    | AskSave
+    | GiveUp
+    | ReportProgress
+    | AddWitness
+    | OpenRestore
+    | AskSlices
+    | Fetch
+    | AskRankState
+    | CloseRestore
+    | SendReport,
+    Field(discriminator="op"),
+]
+Reply = Annotated[
+    Done | SaveReply | RestoreOpened | SlicesReply | Fetched | RankStateReply | Failure,
+    Field(discriminator="op"),
+]
+REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
+REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -1,0 +1,76 @@
+"""The plan: what the operator tells a placement's pods, bound late (operator.md O1).
+
+It travels as one annotation on each pod and is read through a downwardAPI file. Launcher and sidecar watch that file;
+the launcher hands the ranks a frozen copy (`RTJ_PLAN`). Within one epoch only `order` changes.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from trainer_sidecar.contract import CONTRACT_VERSION
+from trainer_sidecar.contract.base import Document
+from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
+from trainer_sidecar.contract.topology import Topology
+
+PLAN_ANNOTATION = "resumabletraining.io/plan"
+
+
+class Order(StrEnum):
+    """What the placement shall do now."""
+
+    RUN = "Run"
+    SAVE_AND_EXIT = "SaveAndExit"
+    STOP = "Stop"
+
+
+class WhenBusy(StrEnum):
+    """What a due save does while another is in flight."""
+
+    SKIP = "Skip"
+    WAIT = "Wait"
+
+
+class CheckpointPolicy(Document):
+    """When ranks save. 0 turns a trigger off."""
+
+    interval_steps: int = Field(default=500, ge=0)
+    interval_seconds: float = Field(default=600, ge=0)
+    when_busy: WhenBusy = WhenBusy.SKIP
+    save_timeout_seconds: float = Field(default=1800, gt=0)
+
+
+class VerificationPolicy(Document):
+    """How many steps after a resume are compared, and the relative tolerance on the loss."""
+
+    steps: int = Field(default=3, ge=0)
+    loss_tolerance: float = Field(default=0.05, ge=0)
+
+
+class Endpoint(Document):
+    address: str
+    port: int = Field(ge=1, le=65535)
+
+
+class Plan(Document):
+    """One attempt for one placement."""
+
+    contract_version: int = CONTRACT_VERSION
+    namespace: str
+    run_id: str
+    owner: Owner
+    attempt: int
+    epoch: int
+    nonce: str
+    cause: Cause
+    order: Order = Order.RUN
+    topology: Topology
+    master: Endpoint
+    """Static rendezvous of torchrun: pod 0's IP and a port that is new per attempt."""
+    coordinator: Endpoint
+    """HTTP endpoint of pod 0's sidecar; peers report and ping there."""
+    restore: RestorePoint | None = None
+    lineage: list[str] = Field(default_factory=list)
+    """Checkpoint ids on the surviving history, newest first, at most 10: display only."""
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    verification: VerificationPolicy = VerificationPolicy()

@@ -1,0 +1,135 @@
+"""`/status` of a sidecar and the reports between sidecars. The operator and the coordinator treat both as hostile input."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from trainer_sidecar.contract.base import Document
+from trainer_sidecar.contract.outcome import Outcome
+from trainer_sidecar.contract.report import ResumeReport
+
+
+class TrainerState(StrEnum):
+    """What the trainer container of this pod is doing."""
+
+    WAITING = "WaitingForPlan"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    """Every local rank has said hello for the plan's epoch."""
+    ENDED = "Ended"
+    """The ranks of the plan's epoch have ended; `outcome` tells how."""
+
+
+class RankStatus(Document):
+    """A local rank. `alive` turns False when its socket closes."""
+
+    rank: int
+    pid: int
+    alive: bool
+    step: int = 0
+
+
+class CommittedStatus(Document):
+    """The newest commit that this sidecar knows of."""
+
+    step: int
+    samples: int
+    checkpoint_id: str
+    sequence: int
+    time: float
+
+
+class InFlightStatus(Document):
+    """The save in flight, as this sidecar sees it; on the coordinator `sealed` counts all pods' ranks."""
+
+    save_id: str
+    checkpoint_id: str
+    step: int
+    phase: str
+    """Staging, Sealed, Uploading, Committing, Stalled."""
+    sealed: int
+    uploaded: int
+    of: int
+    seconds: float
+
+
+class ProgressStatus(Document):
+    """Training's progress as rank 0 of this pod reported it."""
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    step_seconds: float | None = None
+    time: float
+
+
+class PhaseTimes(Document):
+    """Unix seconds at which this sidecar saw the attempt's phases; display and timelines only."""
+
+    plan_seen: float | None = None
+    ranks_started: float | None = None
+    rendezvous: float | None = None
+    restored: float | None = None
+    first_step: float | None = None
+    rank_lost: float | None = None
+    ended: float | None = None
+
+
+class SidecarStatus(Document):
+    """The document at `GET /status`."""
+
+    contract_version: int
+    pod_index: int
+    ready: bool
+    reason: str
+    """One sentence: why it is or is not ready."""
+    epoch: int
+    attempt: int
+    wants_plan: bool = False
+    """The plan's attempt already has a later entry in the journal, or there is none: asks for a new one (O2)."""
+    fenced: bool = False
+    trainer: TrainerState
+    ranks: list[RankStatus] = Field(default_factory=list)
+    outcome: Outcome | None = None
+    oom_kills: int = 0
+    progress: ProgressStatus | None = None
+    in_flight: InFlightStatus | None = None
+    last_committed: CommittedStatus | None = None
+    consecutive_failures: int = 0
+    last_save_seconds: float | None = None
+    store_error: str = ""
+    resume: ResumeReport | None = None
+    lost_peers: list[int] = Field(default_factory=list)
+    """Pod indices silent for >= 10 s (coordinator), or [0] on a peer that cannot reach the coordinator (O10)."""
+    phases: PhaseTimes = PhaseTimes()
+
+
+class PeerReport(Document):
+    """`POST /report` from every other sidecar to the coordinator: every 2 s and at once on change. Only a hint: the
+    coordinator believes nothing but what it reads in the store."""
+
+    contract_version: int
+    pod_index: int
+    epoch: int
+    save_id: str | None = None
+    sealed: list[int] = Field(default_factory=list)
+    uploaded: list[int] = Field(default_factory=list)
+
+
+class SaveOutcome(StrEnum):
+    IN_FLIGHT = "InFlight"
+    COMMITTED = "Committed"
+    FAILED = "Failed"
+    FENCED = "Fenced"
+    UNKNOWN = "Unknown"
+
+
+class PeerReply(Document):
+    """Answer to a `PeerReport`: the coordinator's epoch and the outcome of the save that was asked about."""
+
+    epoch: int
+    save_id: str | None = None
+    outcome: SaveOutcome = SaveOutcome.UNKNOWN
+    detail: str = ""

@@ -1,0 +1,153 @@
+"""What the protocol needs of an object store, and the one taxonomy of its errors.
+
+The contract stands apart from its implementations (`s3`, `file`, `memory`); one conformance suite runs over all.
+All calls block: callers use threads. Keys are relative to the store's URL.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """An object as HEAD or LIST shows it. `sha256` is what the store itself vouches for (64 hex digits, or the
+    composite form `<hex>-<parts>` for multipart), None where it does not say (LIST)."""
+
+    key: str
+    size: int
+    sha256: str | None = None
+
+
+class StoreError(Exception):
+    """Anything a store refused or failed at. The message names store, key, cause and the next step."""
+
+    reason = "StoreError"
+    """Stable CamelCase word for status, metrics and logs."""
+    retryable = False
+
+    def __init__(self, message: str, *, store: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.store, self.key = store, key
+
+
+class NotFoundError(StoreError):
+    """The object does not exist (404)."""
+
+    reason = "NotFound"
+
+
+class AlreadyExistsError(StoreError):
+    """A conditional create found the key occupied (412, 409, EEXIST). May be one's own earlier try (protocol R2)."""
+
+    reason = "AlreadyExists"
+
+
+class UnclearError(StoreError):
+    """A write whose outcome is unknown: time-out, reset, 5xx. Only an occupied slot decides (protocol R1)."""
+
+    reason = "Unclear"
+    retryable = True
+
+
+class UnavailableError(StoreError):
+    """The store cannot be reached, throttles or fails (connection, 429, 503, 5xx on a read)."""
+
+    reason = "StoreUnavailable"
+    retryable = True
+
+
+class AccessDeniedError(StoreError):
+    """Credentials are missing, expired or lack the right."""
+
+    reason = "AccessDenied"
+
+
+class BucketMissingError(StoreError):
+    """The bucket or root folder does not exist."""
+
+    reason = "BucketMissing"
+
+
+class ChecksumRefusedError(StoreError):
+    """The store (or a comparison after an unclear write) found other bytes than were sent."""
+
+    reason = "ChecksumMismatch"
+
+
+class ClockSkewError(StoreError):
+    """The store refuses requests because this machine's clock is off (RequestTimeTooSkewed)."""
+
+    reason = "ClockSkew"
+
+
+class NoSpaceError(StoreError):
+    """Disk full or quota reached."""
+
+    reason = "NoSpace"
+
+
+class UnsupportedStoreError(StoreError):
+    """The store lacks something that the protocol rests on (conditional create, link(2))."""
+
+    reason = "UnsupportedStore"
+
+
+class Store(Protocol):
+    """An object store below one URL."""
+
+    url: str
+
+    def get(self, key: str) -> bytes:
+        """All bytes. Raises NotFoundError, UnavailableError, ..."""
+        ...
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; a short object raises StoreError naming both sizes."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and the store's own checksum. Proves presence and ingest, not bytes (protocol R23)."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects below `prefix` in key order, pages fetched lazily."""
+        ...
+
+    def create(self, key: str, data: bytes) -> None:
+        """Create if absent, atomically, with the SHA-256 sent along. Never retried inside.
+
+        Raises AlreadyExistsError (occupied, maybe by oneself), UnclearError (unknown), others.
+        """
+        ...
+
+    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+        """Create-only upload of a shard: multipart with a SHA-256 per part where large, retried inside.
+
+        On an occupied key the checksum is compared: equal bytes are success, others raise ChecksumRefusedError.
+        The view must not change meanwhile. Empty data is fine. Returns what HEAD would say.
+        """
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Overwrite. Only for hints (`latest.json`) and derived objects."""
+        ...
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete, missing keys are fine."""
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+def expected_sha256(data: memoryview | bytes, part_size: int) -> str:
+    """What a store says of `data` after `create_large`: hex SHA-256, or composite `<hex>-<parts>` (protocol G)."""
+    import hashlib
+
+    view = memoryview(data)
+    if len(view) <= part_size:
+        return hashlib.sha256(view).hexdigest()
+    digests = [hashlib.sha256(view[i : i + part_size]).digest() for i in range(0, len(view), part_size)]
+    return f"{hashlib.sha256(b''.join(digests)).hexdigest()}-{len(digests)}"
