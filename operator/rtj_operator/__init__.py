@@ -1,4 +1,4 @@
-"""The operator: observes ResumableTrainingJobs, decides attempts, mesh and restore point, and applies what it decided.
+"""The operator: observes ResumableTrainingJobs, decides attempt, mesh and restore point, and applies what it decided.
 
 It never touches the bytes of a checkpoint and never imports torch; of the training side it uses only
 `trainer_sidecar.contract` and `trainer_sidecar.store`. The decisions themselves (`decide`, `mesh`, `pods`, `api`)

@@ -1,0 +1,67 @@
+# Every task of the project by one name; `make help` lists them. The work itself is in hack/.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PATH := $(PATH):/usr/local/go/bin
+
+PYTHON := .venv/bin/python
+BIN := .venv/bin
+GENERATED := crds charts docs
+ARGS ?=
+
+.PHONY: help
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup venv
+setup: ## Install system packages and the locked Python dependencies; quick when nothing changed
+	@hack/setup.sh
+venv: ## Install only the locked Python dependencies (needs no root)
+	@hack/setup.sh python
+
+.PHONY: test test-fast
+test: setup ## Run every test, those against the local cluster too (ARGS="-k name" selects)
+	@hack/test.sh $(ARGS)
+test-fast: venv ## Run the tests that need no cluster, no torchrun and little time, two at once
+	@hack/test.sh -n 2 -m 'not cluster and not torchrun and not slow' $(ARGS)
+
+.PHONY: lint format generate verify lock
+lint: venv ## Check style, types, import rules, spelling and shell scripts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
+format: venv ## Let ruff fix and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+generate: venv ## Write the CRD and its copy in the chart from the pydantic models
+	$(PYTHON) -m rtj_operator.crd --write
+verify: generate ## Prove that generated files and the lock match their sources
+	$(PYTHON) hack/check_requirements.py
+	@changed=$$(git status --porcelain -- $(GENERATED)); \
+	  if [ -n "$$changed" ]; then echo "generated files differ from what is committed:"; echo "$$changed"; exit 1; fi
+lock: venv ## Compile requirements/*.txt again (UPGRADE=1 takes the newest versions)
+	@UPGRADE=$(UPGRADE) hack/lock.sh
+
+.PHONY: cluster-build cluster-up cluster-down
+cluster-build: setup ## Build Kubernetes, etcd, containerd and an S3 server from Go modules (once, minutes)
+	@$(PYTHON) hack/cluster build
+cluster-up: cluster-build ## Start the local cluster
+	@$(PYTHON) hack/cluster up
+cluster-down: ## Stop the local cluster and remove what it left
+	@python3 hack/cluster down
+
+.PHONY: demo bench soak
+demo: setup ## Lose a node, shrink, resume and prove it, on a local cluster
+	@$(PYTHON) hack/demo $(ARGS)
+bench: venv ## Measure saves and restores against plain memcpy and DCP
+	@$(PYTHON) bench $(ARGS)
+soak: setup ## Kill and resize a job again and again (ARGS="--minutes 60")
+	@$(PYTHON) hack/soak $(ARGS)
+
+.PHONY: clean
+clean: cluster-down ## Stop the cluster and remove what tools and runs have written
+	rm -rf build dist demo-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
