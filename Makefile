@@ -51,7 +51,7 @@ cluster-build: setup ## Build Kubernetes, etcd, containerd and an S3 server from
 cluster-up: cluster-build ## Start the local cluster
 	@$(PYTHON) hack/cluster up
 cluster-down: ## Stop the local cluster and remove what it left
-	@python3 hack/cluster down
+	@$(or $(wildcard $(PYTHON)),python3) hack/cluster down
 
 .PHONY: demo bench soak
 demo: setup ## Lose a node, shrink, resume and prove it, on a local cluster
