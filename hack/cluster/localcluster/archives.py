@@ -1,0 +1,46 @@
+"""Packs a folder as a container image archive (docker format) without a container tool."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+Filter = Callable[[tarfile.TarInfo], tarfile.TarInfo | None]
+
+
+def pack(
+    root: Path, reference: str, config: dict[str, object], archive: Path, keep: Filter | None = None
+) -> None:
+    """Write `archive`, an image of one layer with the files of `root`; `keep` may drop or change members."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    layer = archive.with_suffix(".layer")
+    with tarfile.open(layer, "w") as members:
+        members.add(root, arcname=".", filter=keep)
+    with layer.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    described = json.dumps(
+        {**_platform(), "config": config, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+    )
+    name = hashlib.sha256(described.encode()).hexdigest() + ".json"
+    manifest = json.dumps([{"Config": name, "RepoTags": [reference], "Layers": ["layer.tar"]}])
+    draft = archive.with_suffix(".draft")
+    with tarfile.open(draft, "w") as members:
+        _add(members, name, described)
+        members.add(layer, arcname="layer.tar")
+        _add(members, "manifest.json", manifest)
+    layer.unlink()
+    draft.rename(archive)
+
+
+def _platform() -> dict[str, str]:
+    return {"architecture": "amd64", "os": "linux", "created": "1970-01-01T00:00:00Z"}
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(text.encode())
+    archive.addfile(member, io.BytesIO(text.encode()))
