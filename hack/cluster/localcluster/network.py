@@ -17,13 +17,13 @@ from localcluster.processes import enter_argv
 from localcluster.settings import CONTROL_PLANE_IP, CONTROL_PLANE_NS, ClusterError, NodeName
 
 _BRIDGE = "br0"
+_FOLDER = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 
 
 def namespaces() -> list[str]:
     """Names of the cluster's network namespaces that exist now."""
-    folder = Path("/run/netns")
-    return sorted(path.name for path in folder.glob("rtj-*")) if folder.is_dir() else []
+    return sorted(path.name for path in _FOLDER.glob("rtj-*")) if _FOLDER.is_dir() else []
 
 
 def create(nodes: Sequence[NodeName]) -> None:
@@ -68,6 +68,11 @@ def delete() -> None:
     """Remove every namespace of the cluster; the cables go with them."""
     for name in namespaces():
         run(["ip", "netns", "del", name])
+    if _FOLDER.is_dir() and not any(_FOLDER.iterdir()):
+        # `ip netns add` mounts the folder over itself, and nobody else uses it.
+        if _FOLDER.is_mount():
+            run(["umount", str(_FOLDER)])
+        _FOLDER.rmdir()
 
 
 def set_cable(node: NodeName, *, up: bool) -> None:

@@ -46,8 +46,9 @@ def status(cluster: Cluster) -> str:
     if cluster.shape() is not None:
         ready = cluster.api.ready_nodes()
         lines += [_node_line(each.name.name, each.name.name in ready) for each in cluster.nodes()]
-    remains = leftovers(cluster)
-    lines += [f"{kind}: {', '.join(names)}" for kind, names in remains.items() if names]
+    else:
+        remains = leftovers(cluster)
+        lines += [f"left over {kind}: {', '.join(names)}" for kind, names in remains.items() if names]
     return "\n".join(lines) if lines else "down: no process, namespace, cgroup or mount"
 
 
