@@ -1,0 +1,87 @@
+"""The resource as a whole, and reading one from the API server's JSON."""
+
+from collections.abc import Mapping
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from rtj_operator.api.base import ApiModel, JsonObject, Timestamp, cel, rules
+from rtj_operator.api.names import API_VERSION_FULL, KIND, MAX_NAME_LENGTH
+from rtj_operator.api.spec import JobSpec
+from rtj_operator.api.status import JobStatus
+
+
+class InvalidJobError(ValueError):
+    """An object that does not fit the schema: it was stored under another version of it. The message names each field."""
+
+
+class ObjectMeta(ApiModel):
+    """The parts of metav1.ObjectMeta that we read."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    creation_timestamp: Timestamp | None = None
+    deletion_timestamp: Timestamp | None = None
+
+
+class ResumableTrainingJob(ApiModel):
+    """A distributed training job that goes on from its newest committed checkpoint, whatever stops it."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
+                f"metadata.name must not be longer than {MAX_NAME_LENGTH} characters: pod names are made from it",
+            ),
+            cel(
+                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                "metadata.name must start with a letter and hold only lower-case letters, digits and '-'",
+            ),
+        )
+    )
+
+    api_version: str = API_VERSION_FULL
+    kind: str = KIND
+    metadata: ObjectMeta
+    spec: JobSpec
+    """What to train, on how many nodes, and how it survives."""
+    status: JobStatus = JobStatus()
+    """What the operator has seen, meant and done."""
+
+
+def parse_job(raw: Mapping[str, object]) -> ResumableTrainingJob:
+    """The object in the API server's JSON. Raises InvalidJobError naming every field that does not fit."""
+    try:
+        return ResumableTrainingJob.model_validate(raw)
+    except ValidationError as exc:
+        named = "; ".join(f"{_path(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))
+        raise InvalidJobError(f"the object does not fit schema {API_VERSION_FULL}: {named}") from exc
+
+
+def parse_status(raw: Mapping[str, object]) -> JobStatus:
+    """A status alone. Raises InvalidJobError."""
+    try:
+        return JobStatus.model_validate(raw)
+    except ValidationError as exc:
+        named = "; ".join(f"status.{_path(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))
+        raise InvalidJobError(f"the status does not fit schema {API_VERSION_FULL}: {named}") from exc
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
+
+
+def owner_reference(job: ResumableTrainingJob) -> JsonObject:
+    """Controller reference for what belongs to this job."""
+    return {
+        "apiVersion": API_VERSION_FULL,
+        "kind": KIND,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

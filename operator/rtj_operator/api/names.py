@@ -1,0 +1,41 @@
+"""Every name by which this operator's objects find each other: group, kind, labels, annotations, containers, volumes.
+
+Nobody else spells one of them. Names under `resumabletraining.io/` are ours; `rtj-` is our prefix inside a pod.
+"""
+
+from trainer_sidecar.contract import API_GROUP, API_VERSION
+from trainer_sidecar.contract.plan import PLAN_ANNOTATION
+
+GROUP = API_GROUP
+VERSION = API_VERSION
+API_VERSION_FULL = f"{GROUP}/{VERSION}"
+KIND = "ResumableTrainingJob"
+PLURAL = "resumabletrainingjobs"
+SINGULAR = "resumabletrainingjob"
+SHORT_NAME = "rtj"
+CATEGORIES = ("all", "training")
+
+LABEL_JOB = f"{GROUP}/job"
+"""Name of the ResumableTrainingJob, on its Jobs and pods."""
+LABEL_UID = f"{GROUP}/uid"
+"""Its uid: an object of the same name that was deleted and made again is another one (O19)."""
+LABEL_PLACEMENT = f"{GROUP}/placement"
+"""Number of the placement, on its Job and pods (O1)."""
+ANNOTATION_PLAN = PLAN_ANNOTATION
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+TRAINER_CONTAINER = "trainer"
+SIDECAR_CONTAINER = "rtj-sidecar"
+RESERVED_PREFIX = "rtj-"
+"""Containers and volumes of a template may not use it."""
+SHARED_VOLUME = "rtj-shared"
+PLAN_VOLUME = "rtj-plan"
+SHM_VOLUME = "rtj-shm"
+
+MAX_NAME_LENGTH = 45
+"""Longest job name: pods are `<name>-p<placement>-<index>-<5 random>` and must stay DNS labels (O17)."""
+
+
+def placement_name(job_name: str, placement: int) -> str:
+    """Name of a placement's Job: `<name>-p<k>`."""
+    return f"{job_name}-p{placement}"

@@ -1,0 +1,288 @@
+"""`spec` of a ResumableTrainingJob, each CEL rule beside the field that it guards.
+
+Rules on `spec` itself or on the root are frozen once released (O14): a tightened one would make every later write to an
+old object fail. New rules go on objects that do not hold the template, or become `Valid=False` (`validation`).
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from rtj_operator.api.base import Fraction, SpecModel, cel, rules
+from rtj_operator.api.checkpoint import Checkpoint
+from rtj_operator.api.policies import (
+    CompatibilityStatus,
+    DeletionPolicy,
+    GangPolicy,
+    OnVerificationFailure,
+    RestartAction,
+)
+from rtj_operator.api.template import PodTemplate
+from trainer_sidecar.contract.journal import Cause
+
+MAX_NODES = 4096
+
+
+class Elastic(SpecModel):
+    """How far the job may shrink below `nodes` when capacity is missing, and how eagerly."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "!has(self.maxNodes) || !has(self.minNodes) || self.minNodes <= self.maxNodes",
+                "elastic.minNodes must not be above elastic.maxNodes",
+                message_expression="'elastic.minNodes ' + string(self.minNodes) + ' is above elastic.maxNodes ' + "
+                "string(self.maxNodes) + ': lower minNodes or raise maxNodes'",
+            ),
+            cel(
+                "!has(self.sizes) || self.sizes.all(n, (!has(self.minNodes) || n >= self.minNodes) && "
+                "(!has(self.maxNodes) || n <= self.maxNodes))",
+                "every entry of elastic.sizes must lie between elastic.minNodes and elastic.maxNodes",
+            ),
+        )
+    )
+
+    min_nodes: int = Field(default=1, ge=1, le=MAX_NODES)
+    """Fewest nodes to train on; with fewer the job waits."""
+    max_nodes: int | None = Field(default=None, ge=1, le=MAX_NODES)
+    """Most nodes that `nodes` may be scaled to. Left out: `nodes`."""
+    sizes: list[Annotated[int, Field(ge=1, le=MAX_NODES)]] | None = Field(
+        default=None, min_length=1, max_length=64
+    )
+    """Node counts that may be used. Left out: all between minNodes and maxNodes at which the batch divides."""
+    scale_down_delay_seconds: int = Field(default=60, ge=0)
+    """How long a node may be missing (counted from its loss) or a pod unschedulable before the job goes on with fewer."""
+    scale_up_delay_seconds: int = Field(default=300, ge=0)
+    """How long capacity must have been seen before the job grows back."""
+    cooldown_seconds: int = Field(default=300, ge=0)
+    """Least time between two resizes that were not forced by a loss."""
+
+
+class ModelParallelism(SpecModel):
+    """Tensor and pipeline parallel sizes."""
+
+    tp: int = Field(default=1, ge=1, le=1024)
+    """Ranks that share one layer (tensor parallel)."""
+    pp: int = Field(default=1, ge=1, le=1024)
+    """Pipeline stages."""
+
+
+class Parallelism(ModelParallelism):
+    """How ranks are arranged. Data parallel size follows: ranks / (tp x pp)."""
+
+    zero: int = Field(default=3, ge=0, le=3)
+    """ZeRO stage (0: plain DDP, 1, 2, 3: fully sharded). A checkpoint of one stage is never loaded into another."""
+    alternatives: list[ModelParallelism] | None = Field(default=None, max_length=16)
+    """Other tp/pp, tried in order at sizes at which the first one does not work. Need `resumeCompatibility`."""
+
+
+class BatchSpec(SpecModel):
+    """The batch of one optimizer step. It stays the same whatever the number of nodes."""
+
+    global_batch_size: int = Field(ge=1, le=2**31 - 1)
+    """Samples per optimizer step over all ranks = dp x micro batch x accumulation, exactly."""
+    max_micro_batch_size: int | None = Field(default=None, ge=1)
+    """Most samples that a rank takes at once. Left out: globalBatchSize / dp at `nodes`, so that no size needs more memory."""
+
+
+def _int_or_star(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
+IntOrAny: TypeAlias = Annotated[
+    int | Literal["*"],
+    BeforeValidator(_int_or_star),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 8,
+            "x-kubernetes-validations": [
+                cel(
+                    "type(self) == int ? self >= 1 : self == '*'",
+                    "must be a number of at least 1, or '*' for any",
+                )
+            ],
+        }
+    ),
+]
+
+
+class MeshPattern(SpecModel):
+    """Meshes that an entry of the matrix is about."""
+
+    dp: IntOrAny = "*"
+    """Data parallel size; '*' (the default) matches any."""
+    tp: IntOrAny = 1
+    """Tensor parallel size; '*' matches any."""
+    pp: IntOrAny = 1
+    """Pipeline stages; '*' matches any."""
+    zero: int | None = Field(default=None, ge=0, le=3)
+    """ZeRO stage. Left out: `parallelism.zero`."""
+
+
+class CompatibilityEntry(SpecModel):
+    """One transition of the compatibility matrix. The first entry that matches decides."""
+
+    from_: MeshPattern = Field(alias="from")
+    """Mesh of the checkpoint."""
+    to: MeshPattern
+    """Mesh that resumes it."""
+    status: CompatibilityStatus
+    """verified: allowed. blocked_until_drill_passes: refused until a drill of this transition has passed."""
+
+
+class Verification(SpecModel):
+    """Comparison of the first steps after a resume with those recorded after the save."""
+
+    steps: int = Field(default=3, ge=0, le=1000)
+    """Steps that are compared. 0: none."""
+    loss_tolerance: Fraction = "0.05"
+    """Largest relative difference of the loss, as text ("0.05")."""
+    on_failure: OnVerificationFailure = OnVerificationFailure.FALL_BACK
+    """FallBack: the checkpoint is quarantined and the one before it is used. Warn: only said."""
+
+
+class RestartRule(SpecModel):
+    """What to do at an end that matches. The first rule that matches decides."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("has(self.causes) || has(self.exitCodes)", "a restart rule needs causes, exitCodes or both")
+        )
+    )
+
+    causes: list[Cause] | None = Field(default=None, min_length=1, max_length=16)
+    """Causes of the end, as in `status.attempts[].cause`."""
+    exit_codes: list[Annotated[int, Field(ge=-64, le=255)]] | None = Field(
+        default=None, min_length=1, max_length=64
+    )
+    """Exit codes of the first failing rank (negative: signal)."""
+    action: RestartAction
+    """Restart, restart without counting it, or fail the job."""
+
+
+class Restart(SpecModel):
+    """When and how often a new attempt is made. Preemptions, lost nodes and resizes never count."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "!has(self.backoffSeconds) || !has(self.maxBackoffSeconds) || self.backoffSeconds <= self.maxBackoffSeconds",
+                "restart.backoffSeconds must not be above restart.maxBackoffSeconds",
+            )
+        )
+    )
+
+    max_attempts_without_progress: int = Field(default=3, ge=1, le=10000)
+    """Failures in a row without a newer commit after which the job is Failed."""
+    backoff_seconds: int = Field(default=5, ge=0)
+    """Wait before the second attempt without progress; doubles each time. The first one starts at once."""
+    max_backoff_seconds: int = Field(default=300, ge=0)
+    """Longest wait between attempts."""
+    hang_timeout_seconds: int = Field(default=1800, ge=10)
+    """No step for so long, once one was made: the attempt counts as hung."""
+    startup_timeout_seconds: int = Field(default=1800, ge=10)
+    """From the pods running to the first step."""
+    rules: list[RestartRule] | None = Field(default=None, max_length=32)
+    """Exceptions by cause or exit code."""
+
+
+class Scheduling(SpecModel):
+    """How pods get their nodes."""
+
+    queue: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    """Kueue LocalQueue. Becomes a label of the placement's Job."""
+    gang: GangPolicy = GangPolicy.NONE
+    """Who makes sure that all pods of a placement start or none. Kueue does so by itself."""
+
+
+class Drill(SpecModel):
+    """Regular proof that the newest checkpoint can be restored."""
+
+    every_commits: int | None = Field(default=None, ge=1)
+    """A drill after every so many commits."""
+    every_seconds: int | None = Field(default=None, ge=60)
+    """A drill every so many seconds."""
+    nodes: int | None = Field(default=None, ge=1, le=MAX_NODES)
+    """Nodes that it may use. Left out: minNodes."""
+    deep: bool = False
+    """True: restore and train some steps. False: read and hash all bytes, no GPUs."""
+
+
+class JobSpec(SpecModel):
+    """What to train, on how many nodes, and how it survives."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "!has(self.elastic) || !has(self.elastic.minNodes) || self.elastic.minNodes <= self.nodes",
+                "nodes must not be below elastic.minNodes",
+                message_expression="'nodes ' + string(self.nodes) + ' is below elastic.minNodes ' + "
+                "string(self.elastic.minNodes) + ': raise nodes or lower minNodes'",
+            ),
+            cel(
+                "!has(self.elastic) || !has(self.elastic.maxNodes) || self.nodes <= self.elastic.maxNodes",
+                "nodes must not be above elastic.maxNodes",
+                message_expression="'nodes ' + string(self.nodes) + ' is above elastic.maxNodes ' + "
+                "string(self.elastic.maxNodes) + ': lower nodes or raise maxNodes'",
+            ),
+            cel(
+                "!has(self.elastic) || !has(self.elastic.sizes) || self.nodes in self.elastic.sizes",
+                "nodes must be one of elastic.sizes",
+                message_expression="'nodes ' + string(self.nodes) + ' is none of elastic.sizes: choose one of them, or add it'",
+            ),
+            cel(
+                "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                "managedBy cannot change: it says which controller owns this job",
+                reason="FieldValueForbidden",
+            ),
+        )
+    )
+
+    suspend: bool = False
+    """True: save, commit, delete the pods, release everything. False again: go on from there."""
+    nodes: int = Field(default=1, ge=1, le=MAX_NODES)
+    """Nodes wanted, one pod each. `kubectl scale` sets it. With `elastic` the job goes on with fewer when it must."""
+    ranks_per_node: int | None = Field(default=None, ge=1, le=1024)
+    """Training processes per node. Left out: the GPUs (any extended resource) in the trainer's limits, or 1."""
+    gpu_resource: str | None = Field(
+        default=None, max_length=317, pattern=r"^[A-Za-z0-9.-]+/[A-Za-z0-9._-]+$"
+    )
+    """Which resource in the trainer's limits counts as GPU, as in nvidia.com/gpu. Needed only when there are several."""
+    elastic: Elastic | None = None
+    """Left out: the job runs with exactly `nodes` nodes, or waits."""
+    parallelism: Parallelism = Parallelism()
+    """How ranks are arranged. Left out: data parallel, fully sharded."""
+    batch: BatchSpec
+    """The batch of one optimizer step, the same at every size."""
+    resume_compatibility: list[CompatibilityEntry] | None = Field(default=None, max_length=64)
+    """Which changes of tp and pp a checkpoint may be resumed across. A change of dp alone is allowed unless it is listed as
+    blocked; any other is refused unless it is listed as verified; a change of the ZeRO stage is always refused."""
+    fingerprints: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(default=None, max_length=32)
+    """Digests of what the checkpoint depends on (tokenizer, datasetManifest, ...). A resume with other values is refused."""
+    checkpoint: Checkpoint
+    """Saving and resuming."""
+    verification: Verification = Verification()
+    """What is compared after a resume."""
+    restart: Restart = Restart()
+    """When and how often a new attempt is made."""
+    drill: Drill | None = None
+    """Regular proof that the newest checkpoint can be restored."""
+    scheduling: Scheduling = Scheduling()
+    """How pods get their nodes."""
+    active_deadline_seconds: int | None = Field(default=None, ge=1)
+    """Seconds of not being suspended after which the job is stopped (after a save) and Failed. Left out: none."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    """Seconds after its end at which the object is deleted. Never touches checkpoints. Left out: it stays."""
+    deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
+    """What happens to the checkpoints when the object is deleted. Retain: nothing."""
+    managed_by: str | None = Field(default=None, max_length=63)
+    """Another controller that runs this job; this operator then leaves it alone. Immutable."""
+    status_port: int = Field(default=9477, ge=1024, le=65535)
+    """Port of the sidecar's status and metrics in each pod."""
+    contract_version: int | None = Field(default=None, ge=1)
+    """Contract version of the library in the image. Left out: compared at start-up by library and sidecar themselves."""
+    template: PodTemplate
+    """Pod template. It must hold a container named trainer, whose command is what torchrun runs, as in [train.py, --lr, "1e-4"].
+    Everything else is kept."""
