@@ -11,7 +11,7 @@ The guard stands between torchrun and each rank because torchrun polls, reports 
 it tells the launcher at once which rank ended how, keeps the end of that rank's stderr, and lets a good outcome file
 beat a bad exit code (datapath T22). A spare torchrun that has already imported torch waits for the next plan.
 
-Exit codes: 0 Finished, 1 Failed (or no plan in time), 78 ResumeRefused, 143 Fenced, SavedAndStopped or Stopped, 2 usage.
+Exit codes: 0 Finished, 1 Failed or no plan in time, 2 usage, 78 ResumeRefused, 143 Fenced, SavedAndStopped, Stopped.
 Log lines are JSON on stderr with a key `rtj`. On exit the outcome is in the termination message.
 """
 
@@ -118,6 +118,7 @@ def signal_name(code: int | None) -> str | None:
 
 
 def rank_file(folder: str, rank: int) -> str:
+    """Path of a rank's outcome within an epoch's outcome folder."""
     return os.path.join(folder, f"rank-{rank:05d}.json")
 
 
@@ -220,8 +221,9 @@ def start_rank(command: list[str]) -> tuple[int, int]:
 
 
 def follow_rank(pid: int, stderr: int, wakeup: int) -> tuple[int, bytes]:
-    """Pass the rank's stderr on until the rank itself ends (its children may hold the pipe): (exit code, last bytes)."""
-    tail, code, open_fds = b"", None, [stderr, wakeup]
+    """Pass stderr on until the rank itself ends (its children may hold the pipe): (exit code, last bytes)."""
+    open_fds, tail = [stderr, wakeup], b""
+    code: int | None = None
     os.set_blocking(stderr, False)
     while True:
         ready = select.select(open_fds, [], [], None if code is None else 0)[0]
@@ -287,7 +289,7 @@ def elastic_error(path: str) -> str:
 
 
 def first_failure(deaths: dict[int, dict[str, Any]], files: dict[int, dict[str, Any]]) -> int | None:
-    """The rank that failed first: by the time of its outcome file, else of its death; a signal that no peer causes wins."""
+    """First rank to fail, by its outcome file's time, else its death's; a signal that no peer causes goes first."""
     when = {r: files[r]["written"] if r in files else d["ended"] for r, d in deaths.items() if not d["well"]}
     when.update({r: f["written"] for r, f in files.items() if f.get("kind") == "Failed"})
     if not when:
@@ -317,15 +319,19 @@ def merge_outcome(
     """`Outcome` of the pod as JSON.
 
     `deaths`: reports of ranks that ended by themselves; `files`: rank outcomes with `written` (Unix seconds);
-    `killed_as`: what the ranks that had to be killed count as; `launcher_error`: why torchrun ended without ranks.
+    `killed_as`: what the ranks that had to be killed count as; `launcher_error`: what to say when torchrun ended and
+    ranks are missing with no other rank to blame.
     """
     kinds = {rank: str(file.get("kind")) for rank, file in files.items()}
     for rank, death in deaths.items():
         kinds.setdefault(rank, "Finished" if death["well"] else "Failed")
-    words = list(kinds.values()) + ([killed_as] if killed_as else [])
+    words = [*kinds.values(), killed_as]
+    local = plan["topology"]["ranksPerNode"]
+    if not killed_as and len(kinds) < local and all(kind in GOOD for kind in kinds.values()):
+        words.append("Failed")
     kind = next((k for k in MERGE_ORDER if k in words), "Failed")
     file = next((files[r] for r in sorted(files) if kinds[r] == kind), {})
-    outcome = {"epoch": plan["epoch"], "attempt": plan["attempt"], "kind": kind}
+    outcome: dict[str, Any] = {"epoch": plan["epoch"], "attempt": plan["attempt"], "kind": kind}
     steps = [f["step"] for f in files.values() if f.get("step") is not None]
     if steps:
         outcome["step"] = max(steps)
@@ -333,12 +339,14 @@ def merge_outcome(
     if file.get("failure"):
         outcome["failure"] = file["failure"]
     if kind == "Failed":
-        rank = first_failure(deaths, files)
-        if rank is None:
+        first = first_failure(deaths, files)
+        if first is None:
             outcome["message"] = launcher_error or "the ranks ended without a trace"
         else:
-            failure = outcome["failure"] = describe_failure(rank, deaths.get(rank, {}), files.get(rank, {}))
-            outcome["message"] = files.get(rank, {}).get("message") or failure_sentence(failure)
+            failure = outcome["failure"] = describe_failure(
+                first, deaths.get(first, {}), files.get(first, {})
+            )
+            outcome["message"] = files.get(first, {}).get("message") or failure_sentence(failure)
     return outcome
 
 
@@ -408,7 +416,7 @@ class Generation:
             )
 
     def over(self) -> bool:
-        """All local ranks ended, or one failed a tick ago (peers that fell with it have reported), or torchrun is gone."""
+        """All local ranks ended, or one failed a tick ago (those that fell with it have told), or torchrun is gone."""
         failed = self.failed_at is not None and time.monotonic() - self.failed_at >= TICK_SECONDS
         return failed or len(self.deaths) == len(self.ranks) or self.torchrun.returncode is not None
 
@@ -426,7 +434,8 @@ class Launcher:
         self.terminations = 0
         self.generation: Generation | None = None
         self.outcome: dict[str, Any] | None = None
-        self.epoch, self.stamp, self.stop = 0, None, False
+        self.epoch, self.stop = 0, False
+        self.stamp: tuple[int, int, int] | None = None
         self.spare: subprocess.Popen[bytes] | None = None
         self.waiting_since = time.monotonic()
         self.tail = b""
@@ -453,11 +462,11 @@ class Launcher:
                 log("exit", code=code)
                 return code
 
-    def _on_signal(self, number: int, _frame: object) -> None:
+    def _on_signal(self, _number: int, _frame: object) -> None:
         self.terminations += 1
 
     def _wait(self) -> None:
-        ready = select.select([self.stderr, self.reports.socket], [], [], TICK_SECONDS)[0]
+        ready = select.select([self.stderr, self.reports.socket.fileno()], [], [], TICK_SECONDS)[0]
         if self.stderr in ready:
             self._pass_stderr_on()
         for report in self.reports.receive():
@@ -471,7 +480,7 @@ class Launcher:
             chunk = chunk[os.write(2, chunk) :]
 
     def _reap(self) -> None:
-        ours = [p for p in (self.spare, self.generation and self.generation.torchrun) if p]
+        ours = [self.spare, self.generation.torchrun if self.generation else None]
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -480,7 +489,7 @@ class Launcher:
             if pid == 0:
                 return
             for process in ours:
-                if process.pid == pid:
+                if process and process.pid == pid:
                     process.returncode = exit_code(status)
 
     # -- plan
@@ -505,8 +514,8 @@ class Launcher:
 
     def _refuse(self, plan: dict[str, Any]) -> None:
         message = (
-            f"the plan of epoch {plan.get('epoch')} has contract version {plan.get('contractVersion')!r}, this launcher "
-            f"{CONTRACT_VERSION}: use the sidecar image of the operator's version"
+            f"the plan of epoch {plan.get('epoch')} has contract version {plan.get('contractVersion')!r}, this "
+            f"launcher {CONTRACT_VERSION}: use the sidecar image of the operator's version"
         )
         self._end_generation("Fenced")
         self.outcome = {"epoch": plan.get("epoch", 0), "attempt": plan.get("attempt", 0), "kind": "Failed"}
@@ -623,7 +632,8 @@ class Launcher:
             self._kill()
         self._drain_stderr()
         error = self.tail.decode(errors="replace")
-        launcher_error = f"torchrun exited with code {generation.torchrun.returncode} and no rank reported its end: {error}"
+        code = generation.torchrun.returncode
+        launcher_error = f"torchrun exited with code {code} and no rank reported its end: {error}"
         outcome = merge_outcome(
             generation.plan,
             generation.deaths,
