@@ -1,9 +1,10 @@
-"""The planner: which mesh and batch split the nodes at hand allow (design 5). Pure, and free of Kubernetes: `rtj run` uses it.
+"""The planner: which mesh and batch split the nodes at hand allow (design 5). Pure, and free of Kubernetes: `rtj run`
+uses it.
 
-A size is a number of nodes. At each size the first tp/pp of (first choice, alternatives in order) is taken that divides
-the ranks, splits the global batch exactly, and that the compatibility matrix lets a checkpoint of the saved mesh resume
-on. The plan is the largest size that works; a node that cannot be used stays idle and is named. Since which sizes work
-does not depend on how many nodes there are, more nodes never give a smaller plan.
+A size is a number of nodes. At each size the first tp/pp of (first choice, alternatives in order) is taken that
+divides the ranks, splits the global batch exactly, and that the compatibility matrix lets a checkpoint of the saved
+mesh resume on. The plan is the largest size that works; a node that cannot be used stays idle and is named. Since
+which sizes work does not depend on how many nodes there are, more nodes never give a smaller plan.
 """
 
 from collections.abc import Sequence
@@ -147,15 +148,16 @@ def plan_size(
 def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] = ()) -> Refusal | None:
     """None when a checkpoint of mesh `saved` may be resumed on mesh `wanted`, else why not (requirements 5).
 
-    Fail closed: another ZeRO stage never; another tp or pp only by a verified entry; dp alone unless an entry blocks it.
-    The first entry that matches decides.
+    Fail closed: another ZeRO stage never; another tp or pp only by a verified entry; dp alone unless an entry blocks
+    it. The first entry that matches decides.
     """
     if saved == wanted:
         return None
     change = f"resuming a checkpoint of {saved} on {wanted}"
     if saved.zero != wanted.zero:
         sentence = (
-            f"{change} changes the ZeRO stage from {saved.zero} to {wanted.zero}, which changes the meaning of the optimizer "
+            f"{change} changes the ZeRO stage from {saved.zero} to {wanted.zero}, which changes the meaning of the "
+            f"optimizer "
             f"state: set parallelism.zero back to {saved.zero}, or migrate the checkpoint"
         )
         return Refusal(RefusalReason.ZERO_STAGE_CHANGED, sentence)
@@ -164,10 +166,10 @@ def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] =
         None,
     )
     if entry is not None and entry.status == CompatibilityStatus.BLOCKED:
-        sentence = f"{change} is listed in resumeCompatibility as {entry.status}: run a drill of it, or list it as verified"
+        sentence = f"{change} is {entry.status} by resumeCompatibility: run a drill of it, or list it as verified"
         return Refusal(RefusalReason.TRANSITION_BLOCKED, sentence)
     if entry is None and (saved.tp, saved.pp) != (wanted.tp, wanted.pp):
-        sentence = f"{change} changes tp or pp and is not listed in resumeCompatibility: add an entry for it once it is verified"
+        sentence = f"{change} changes tp or pp: add it to resumeCompatibility once it is verified"
         return Refusal(RefusalReason.TRANSITION_NOT_LISTED, sentence)
     return None
 

@@ -1,6 +1,7 @@
 """Base classes and scalar types of the custom resource, so that casing, strictness and CEL are decided in one place.
 
-An attribute's docstring is its description in `kubectl explain`. No sets, tuples or `gt=`: structural schemas have none.
+An attribute's docstring is its description in `kubectl explain`. No sets, tuples or `gt=`: structural schemas have
+none.
 """
 
 from collections.abc import Mapping
@@ -89,6 +90,18 @@ Timestamp: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """RFC 3339 in UTC, whole seconds, as metav1.Time writes it."""
+
+
+def _micro_time(value: datetime) -> str:
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+MicroTime: TypeAlias = Annotated[
+    datetime,
+    PlainSerializer(_micro_time, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""RFC 3339 in UTC with microseconds, where seconds between two of them are shown."""
 
 
 def unknown_fields(model: BaseModel, path: str) -> list[str]:

@@ -17,17 +17,20 @@ class Store(SpecModel):
         json_schema_extra=rules(
             cel(
                 "self.matches('^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?$')",
-                "store.url must be s3://bucket or s3://bucket/prefix; file:// is for `rtj run` only, since the operator "
+                "store.url must be s3://bucket or s3://bucket/prefix; file:// is for `rtj run` only, since the "
+                "operator "
                 "must be able to fence a run from outside",
             ),
             cel(
                 "self == oldSelf",
-                "store.url cannot change: the run's journal is there. Make a new job with checkpoint.resumeFrom to move a run",
+                "store.url cannot change: the run's journal is there. Make a new job with checkpoint.resumeFrom to "
+                "move a run",
                 reason="FieldValueForbidden",
             ),
         ),
     )
-    """Bucket and prefix, `s3://bucket/prefix`. Everything of a run lies below `<url>/<namespace>/<runId>/`. Immutable."""
+    """Bucket and prefix, `s3://bucket/prefix`. Everything of a run lies below `<url>/<namespace>/<runId>/`.
+    Immutable."""
     endpoint: str | None = Field(
         default=None,
         max_length=512,
@@ -44,8 +47,9 @@ class Store(SpecModel):
     credentials_secret: str | None = Field(
         default=None, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
     )
-    """Secret in the job's namespace with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if any, AWS_SESSION_TOKEN. Only the
-    sidecar sees it. The operator allows certain names only. Left out: the operator's own setting (rtj-store), if it exists."""
+    """Secret in the job's namespace with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if any, AWS_SESSION_TOKEN.
+    Only the sidecar sees it. The operator allows certain names only. Left out: the operator's own setting
+    (rtj-store), if it exists."""
 
 
 class ResumeFrom(SpecModel):
@@ -61,14 +65,15 @@ class Staging(SpecModel):
     """The volume that trainer and sidecar share: ranks stage shards in it, the sidecar uploads from it."""
 
     medium: Medium = Medium.MEMORY
-    """Memory: fastest; its pages count against the trainer's memory. Disk: for nodes with little memory and fast disks."""
+    """Memory: fastest; its pages count against the trainer's memory. Disk: for nodes with little memory and fast
+    disks."""
     size: Quantity | None = None
-    """Size limit, at least the bytes that one node saves. With medium Memory the trainer's memory limit, if it has one, is
-    raised by it. Left out: no limit of its own."""
+    """Size limit, at least the bytes that one node saves. With medium Memory the trainer's memory limit, if it has
+    one, is raised by it. Left out: no limit of its own."""
 
 
 class Retention(SpecModel):
-    """Which committed checkpoints stay. The newest verified one, the current restore point and held ones always stay."""
+    """Which committed checkpoints stay. The newest verified one, the current restore point and held ones always do."""
 
     keep_last: int = Field(default=3, ge=2, le=1000)
     """How many of the newest ones stay."""
@@ -83,16 +88,20 @@ class Checkpoint(SpecModel):
         json_schema_extra=rules(
             cel(
                 "has(self.runId) == has(oldSelf.runId) && (!has(self.runId) || self.runId == oldSelf.runId)",
-                "checkpoint.runId cannot change: it names the run's journal. Make a new job with checkpoint.resumeFrom instead",
+                "checkpoint.runId cannot change: it names the run's journal. Make a new job with "
+                "checkpoint.resumeFrom instead",
                 reason="FieldValueForbidden",
             ),
             cel(
-                "!(has(self.intervalSteps) && self.intervalSteps == 0 && has(self.intervalSeconds) && self.intervalSeconds == 0)",
-                "checkpoint.intervalSteps and checkpoint.intervalSeconds cannot both be 0: nothing would ever be saved",
+                "!(has(self.intervalSteps) && self.intervalSteps == 0 && has(self.intervalSeconds) && "
+                "self.intervalSeconds == 0)",
+                "checkpoint.intervalSteps and checkpoint.intervalSeconds cannot both be 0: nothing would ever be "
+                "saved",
             ),
             cel(
                 "!(has(self.adopt) && self.adopt && has(self.resumeFrom))",
-                "checkpoint.adopt and checkpoint.resumeFrom exclude each other: take over a run, or start a fork of one",
+                "checkpoint.adopt and checkpoint.resumeFrom exclude each other: take over a run, or start a fork "
+                "of one",
             ),
         )
     )
@@ -100,7 +109,8 @@ class Checkpoint(SpecModel):
     store: Store
     """Object store that holds the journal and the checkpoints."""
     run_id: str | None = Field(default=None, max_length=128, pattern=RUN_ID_PATTERN)
-    """Name of the run in the store. Left out: the job's name. A run belongs to the object (uid) that started it. Immutable."""
+    """Name of the run in the store. Left out: the job's name. A run belongs to the object (uid) that started it.
+    Immutable."""
     resume_from: ResumeFrom | None = None
     """Start as a fork of another run."""
     adopt: bool = False

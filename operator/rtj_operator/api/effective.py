@@ -1,4 +1,5 @@
-"""The spec with every default resolved: what the rest of the operator reads. Pure; the chart's settings come as a value.
+"""The spec with every default resolved: what the rest of the operator reads. Pure; the chart's settings come as a
+value.
 
 Raises nothing for a spec that `validation` refuses: a value that cannot be resolved takes the least harmful one, and
 `validation` has named it. So a status can be written for a broken job too.

@@ -11,7 +11,8 @@ from rtj_operator.api.status import JobStatus
 
 
 class InvalidJobError(ValueError):
-    """An object that does not fit the schema: it was stored under another version of it. The message names each field."""
+    """An object that does not fit the schema: it was stored under another version of it. The message names each
+    field."""
 
 
 class ObjectMeta(ApiModel):

@@ -1,7 +1,7 @@
 """`spec` of a ResumableTrainingJob, each CEL rule beside the field that it guards.
 
-Rules on `spec` itself or on the root are frozen once released (O14): a tightened one would make every later write to an
-old object fail. New rules go on objects that do not hold the template, or become `Valid=False` (`validation`).
+Rules on `spec` itself or on the root are frozen once released (O14): a tightened one would make every later write to
+an old object fail. New rules go on objects that do not hold the template, or become `Valid=False` (`validation`).
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -31,8 +31,8 @@ class Elastic(SpecModel):
             cel(
                 "!has(self.maxNodes) || !has(self.minNodes) || self.minNodes <= self.maxNodes",
                 "elastic.minNodes must not be above elastic.maxNodes",
-                message_expression="'elastic.minNodes ' + string(self.minNodes) + ' is above elastic.maxNodes ' + "
-                "string(self.maxNodes) + ': lower minNodes or raise maxNodes'",
+                message_expression="'elastic.minNodes %d is above elastic.maxNodes %d: lower minNodes or raise maxNodes'"
+                ".format([self.minNodes, self.maxNodes])",
             ),
             cel(
                 "!has(self.sizes) || self.sizes.all(n, (!has(self.minNodes) || n >= self.minNodes) && "
@@ -51,7 +51,8 @@ class Elastic(SpecModel):
     )
     """Node counts that may be used. Left out: all between minNodes and maxNodes at which the batch divides."""
     scale_down_delay_seconds: int = Field(default=60, ge=0)
-    """How long a node may be missing (counted from its loss) or a pod unschedulable before the job goes on with fewer."""
+    """How long a node may be missing (counted from its loss) or a pod unschedulable before the job goes on with
+    fewer."""
     scale_up_delay_seconds: int = Field(default=300, ge=0)
     """How long capacity must have been seen before the job grows back."""
     cooldown_seconds: int = Field(default=300, ge=0)
@@ -82,7 +83,8 @@ class BatchSpec(SpecModel):
     global_batch_size: int = Field(ge=1, le=2**31 - 1)
     """Samples per optimizer step over all ranks = dp x micro batch x accumulation, exactly."""
     max_micro_batch_size: int | None = Field(default=None, ge=1)
-    """Most samples that a rank takes at once. Left out: globalBatchSize / dp at `nodes`, so that no size needs more memory."""
+    """Most samples that a rank takes at once. Left out: globalBatchSize / dp at `nodes`, so that no size needs more
+    memory."""
 
 
 def _int_or_star(value: object) -> object:
@@ -168,7 +170,8 @@ class Restart(SpecModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             cel(
-                "!has(self.backoffSeconds) || !has(self.maxBackoffSeconds) || self.backoffSeconds <= self.maxBackoffSeconds",
+                "!has(self.backoffSeconds) || !has(self.maxBackoffSeconds) || self.backoffSeconds <= "
+                "self.maxBackoffSeconds",
                 "restart.backoffSeconds must not be above restart.maxBackoffSeconds",
             )
         )
@@ -218,22 +221,23 @@ class JobSpec(SpecModel):
             cel(
                 "!has(self.elastic) || !has(self.elastic.minNodes) || self.elastic.minNodes <= self.nodes",
                 "nodes must not be below elastic.minNodes",
-                message_expression="'nodes ' + string(self.nodes) + ' is below elastic.minNodes ' + "
-                "string(self.elastic.minNodes) + ': raise nodes or lower minNodes'",
+                message_expression="'nodes %d is below elastic.minNodes %d: raise nodes or lower minNodes'"
+                ".format([self.nodes, self.elastic.minNodes])",
             ),
             cel(
                 "!has(self.elastic) || !has(self.elastic.maxNodes) || self.nodes <= self.elastic.maxNodes",
                 "nodes must not be above elastic.maxNodes",
-                message_expression="'nodes ' + string(self.nodes) + ' is above elastic.maxNodes ' + "
-                "string(self.elastic.maxNodes) + ': lower nodes or raise maxNodes'",
+                message_expression="'nodes %d is above elastic.maxNodes %d: lower nodes or raise maxNodes'"
+                ".format([self.nodes, self.elastic.maxNodes])",
             ),
             cel(
                 "!has(self.elastic) || !has(self.elastic.sizes) || self.nodes in self.elastic.sizes",
                 "nodes must be one of elastic.sizes",
-                message_expression="'nodes ' + string(self.nodes) + ' is none of elastic.sizes: choose one of them, or add it'",
+                message_expression="'nodes %d is none of elastic.sizes: choose one of them, or add it'.format([self.nodes])",
             ),
             cel(
-                "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == "
+                "oldSelf.managedBy)",
                 "managedBy cannot change: it says which controller owns this job",
                 reason="FieldValueForbidden",
             ),
@@ -249,7 +253,8 @@ class JobSpec(SpecModel):
     gpu_resource: str | None = Field(
         default=None, max_length=317, pattern=r"^[A-Za-z0-9.-]+/[A-Za-z0-9._-]+$"
     )
-    """Which resource in the trainer's limits counts as GPU, as in nvidia.com/gpu. Needed only when there are several."""
+    """Which resource in the trainer's limits counts as GPU, as in nvidia.com/gpu. Needed only when there are several.
+    """
     elastic: Elastic | None = None
     """Left out: the job runs with exactly `nodes` nodes, or waits."""
     parallelism: Parallelism = Parallelism()
@@ -257,10 +262,12 @@ class JobSpec(SpecModel):
     batch: BatchSpec
     """The batch of one optimizer step, the same at every size."""
     resume_compatibility: list[CompatibilityEntry] | None = Field(default=None, max_length=64)
-    """Which changes of tp and pp a checkpoint may be resumed across. A change of dp alone is allowed unless it is listed as
-    blocked; any other is refused unless it is listed as verified; a change of the ZeRO stage is always refused."""
+    """Which changes of tp and pp a checkpoint may be resumed across. A change of dp alone is allowed unless it is
+    listed as blocked; any other is refused unless it is listed as verified; a change of the ZeRO stage is always
+    refused."""
     fingerprints: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(default=None, max_length=32)
-    """Digests of what the checkpoint depends on (tokenizer, datasetManifest, ...). A resume with other values is refused."""
+    """Digests of what the checkpoint depends on (tokenizer, datasetManifest, ...). A resume with other values is
+    refused."""
     checkpoint: Checkpoint
     """Saving and resuming."""
     verification: Verification = Verification()
@@ -282,7 +289,8 @@ class JobSpec(SpecModel):
     status_port: int = Field(default=9477, ge=1024, le=65535)
     """Port of the sidecar's status and metrics in each pod."""
     contract_version: int | None = Field(default=None, ge=1)
-    """Contract version of the library in the image. Left out: compared at start-up by library and sidecar themselves."""
+    """Contract version of the library in the image. Left out: compared at start-up by library and sidecar themselves.
+    """
     template: PodTemplate
-    """Pod template. It must hold a container named trainer, whose command is what torchrun runs, as in [train.py, --lr, "1e-4"].
-    Everything else is kept."""
+    """Pod template. It must hold a container named trainer, whose command is what torchrun runs, as in [train.py,
+    --lr, "1e-4"]. Everything else is kept."""

@@ -6,7 +6,7 @@ entry. Whatever carries an older number is garbage. Losses are text, since JSON 
 
 from pydantic import Field
 
-from rtj_operator.api.base import ApiModel, Timestamp
+from rtj_operator.api.base import ApiModel, MicroTime, Timestamp
 from rtj_operator.api.policies import Phase
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
@@ -45,7 +45,7 @@ class PlacementStatus(ApiModel):
     """Pods that it has."""
     cause: Cause
     """Why it was made."""
-    created_at: Timestamp
+    created_at: MicroTime
     """When it was decided."""
     spec_hash: str | None = None
     """Digest of what the Job was built from; another digest asks for a new placement."""
@@ -62,7 +62,7 @@ class AttemptStatus(ApiModel):
     """Placement that it runs in."""
     cause: Cause
     """Why it was started."""
-    started_at: Timestamp
+    started_at: MicroTime
     """When it was decided."""
     epoch: int | None = None
     """Sequence of its `Attempt` entry, the fence. Absent until that entry stands."""
@@ -70,7 +70,7 @@ class AttemptStatus(ApiModel):
     """What the pods were told."""
     order_reason: str | None = None
     """Why they were told so."""
-    ordered_at: Timestamp | None = None
+    ordered_at: MicroTime | None = None
     """When they were told so."""
 
 
@@ -215,9 +215,9 @@ class AttemptRecord(ApiModel):
     """Mesh in one word."""
     nodes: int = 0
     """Nodes in use."""
-    started_at: Timestamp
+    started_at: MicroTime
     """When it was decided."""
-    ended_at: Timestamp | None = None
+    ended_at: MicroTime | None = None
     """When its end was seen; absent: it runs."""
     last_step: int | None = None
     """Last step that was seen."""
@@ -264,7 +264,8 @@ class JobStatus(ApiModel):
         max_length=32,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Valid, Suspended, PodsReady, Training, CheckpointCommitted, ResumeVerified, Resizing, Degraded, Complete, Failed."""
+    """Valid, Suspended, PodsReady, Training, CheckpointCommitted, ResumeVerified, Resizing, Degraded, Complete,
+    Failed."""
     nodes: int = 0
     """Nodes of the current placement (scale subresource)."""
     selector: str | None = None
@@ -293,17 +294,17 @@ class JobStatus(ApiModel):
     """The newest attempts, oldest first."""
     adopted: bool = False
     """Whether `checkpoint.adopt` has been acted on (R8)."""
-    retry_at: Timestamp | None = None
+    retry_at: MicroTime | None = None
     """Backoff: no new attempt before this time."""
-    capacity_short_since: Timestamp | None = None
+    capacity_short_since: MicroTime | None = None
     """Since when a node has been lost or a pod unschedulable (scaleDownDelaySeconds counts from here)."""
-    capacity_seen_since: Timestamp | None = None
+    capacity_seen_since: MicroTime | None = None
     """Since when there has been room to grow (scaleUpDelaySeconds counts from here)."""
-    resized_at: Timestamp | None = None
+    resized_at: MicroTime | None = None
     """Last resize (cooldownSeconds counts from here)."""
-    started_at: Timestamp | None = None
+    started_at: MicroTime | None = None
     """First attempt."""
-    ended_at: Timestamp | None = None
+    ended_at: MicroTime | None = None
     """Complete or Failed (ttlSecondsAfterFinished counts from here)."""
     active_seconds: int = 0
     """Seconds not suspended so far (activeDeadlineSeconds)."""

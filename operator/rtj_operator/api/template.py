@@ -1,7 +1,7 @@
 """`spec.template`: the user's own pod template, kept as it is, and the few things in it that we read.
 
-The schema is partial with unknown fields preserved (O15): a full pod schema would make a CRD of 1.2 MB. What CEL rules
-read is declared. Typos inside are found by a server dry run of Job and pod, not here.
+The schema is partial with unknown fields preserved (O15): a full pod schema would make a CRD of 1.2 MB. What CEL
+rules read is declared. Typos inside are found by a server dry run of Job and pod, not here.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,8 @@ _SCHEMA: JsonObject = {
     "x-kubernetes-validations": [
         cel(
             f"self.spec.containers.exists(c, c.name == '{TRAINER_CONTAINER}')",
-            f"template.spec.containers must hold a container named {TRAINER_CONTAINER}: its command is what torchrun runs",
+            f"template.spec.containers must hold a container named {TRAINER_CONTAINER}: its command is what "
+            f"torchrun runs",
             reason="FieldValueRequired",
         )
     ],
@@ -72,7 +73,8 @@ def words(container: Mapping[str, object]) -> list[str]:
 
 
 def extended_resources(container: Mapping[str, object]) -> dict[str, int]:
-    """Extended resources (nvidia.com/gpu, ...) in a container's limits, in name order. A count that is no number is 0."""
+    """Extended resources (nvidia.com/gpu, ...) in a container's limits, in name order. A count that is no number is
+    0."""
     limits = dig(container, "resources", "limits")
     if not isinstance(limits, Mapping):
         return {}
