@@ -111,6 +111,9 @@ class ShardHash(Document):
     size: int
     root: str
     leaves: ObjectRef
+    store_sha256: str = ""
+    """What the store says of the object after `create_large` (`expected_sha256`: hex or composite `<hex>-<parts>`, protocol
+    G); empty when it was not computed: then ingest is judged by size alone."""
 
 
 class Part(Document):

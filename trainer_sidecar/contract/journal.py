@@ -32,6 +32,13 @@ class ObjectRef(Document):
     sha256: str
 
 
+class RunRef(Document):
+    """Another run in the same store: the source of a fork."""
+
+    namespace: str
+    run_id: str
+
+
 class RestorePoint(Document):
     """A committed checkpoint that an attempt starts from. `sequence` is that of its `Manifest` entry."""
 
@@ -39,6 +46,8 @@ class RestorePoint(Document):
     sequence: int
     step: int
     manifest: ObjectRef
+    source: RunRef | None = None
+    """The run whose journal and keys hold it, when that is another one (a fork, protocol R15)."""
 
 
 class Cause(StrEnum):

@@ -4,9 +4,23 @@ The contract stands apart from its implementations (`s3`, `file`, `memory`); one
 All calls block: callers use threads. Keys are relative to the store's URL.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+PART_UNIT = 8 * 1024 * 1024
+MAX_PARTS = 10_000
+
+
+def part_size_for(size: int) -> int:
+    """Bytes per upload part of an object of `size` bytes: the smallest k x 8 MiB that needs at most 10,000 parts.
+
+    A function of the size alone, so that a second upload of the same bytes has the same composite checksum
+    (protocol G).
+    """
+    k = -(-size // (PART_UNIT * MAX_PARTS))
+    return PART_UNIT * max(1, k)
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,19 @@ class UnsupportedStoreError(StoreError):
     reason = "UnsupportedStore"
 
 
+class WrongRegionError(StoreError):
+    """The bucket answers at another address (301, 307, AuthorizationHeaderMalformed)."""
+
+    reason = "WrongRegion"
+
+
+class TruncatedError(StoreError):
+    """Fewer bytes came than the object or the request says; read again."""
+
+    reason = "Truncated"
+    retryable = True
+
+
 class Store(Protocol):
     """An object store below one URL."""
 
@@ -133,7 +160,7 @@ class Store(Protocol):
         """Overwrite. Only for hints (`latest.json`) and derived objects."""
         ...
 
-    def delete(self, keys: list[str]) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """Delete, missing keys are fine."""
         ...
 
@@ -142,11 +169,13 @@ class Store(Protocol):
         ...
 
 
-def expected_sha256(data: memoryview | bytes, part_size: int) -> str:
-    """What a store says of `data` after `create_large`: hex SHA-256, or composite `<hex>-<parts>` (protocol G)."""
-    import hashlib
+def expected_sha256(data: memoryview | bytes, part_size: int | None = None) -> str:
+    """What a store says of `data` after `create_large`: hex SHA-256, or composite `<hex>-<parts>` (protocol G).
 
+    `part_size` defaults to `part_size_for(len(data))`.
+    """
     view = memoryview(data)
+    part_size = part_size or part_size_for(len(view))
     if len(view) <= part_size:
         return hashlib.sha256(view).hexdigest()
     digests = [hashlib.sha256(view[i : i + part_size]).digest() for i in range(0, len(view), part_size)]

@@ -1,0 +1,239 @@
+"""What the journal says: a pure fold of its entries. Values in, values out; no store, no clock.
+
+The fold is defensive: a `Manifest` counts only when its epoch is that of the newest `Attempt` before it, so that an
+entry which a broken writer slipped past the fence commits nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from trainer_sidecar.contract.journal import (
+    Aborted,
+    Attempt,
+    Entry,
+    Hold,
+    Manifest,
+    Owner,
+    Quarantined,
+    Reinstated,
+    Released,
+    RestorePoint,
+    Retired,
+    Verified,
+)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A slot that is free although a later one holds an entry: something deleted a part of the journal (R16)."""
+
+    missing: int
+    later: int
+
+
+@dataclass(frozen=True)
+class History:
+    """The journal from slot 1 to `tail`, folded. `entries` are in order; void slots (R17) have none."""
+
+    entries: tuple[Entry, ...] = ()
+    tail: int = 0
+    void: tuple[int, ...] = ()
+    unknown: Mapping[int, str] = field(default_factory=dict)
+    """Slot -> why it cannot be understood: a newer version wrote here, this one must not write (R17)."""
+    gap: Gap | None = None
+
+    def with_slots(self, slots: Iterable["Slot"]) -> "History":
+        """The history with further slots, which must follow the tail one by one."""
+        entries, void, unknown, tail = list(self.entries), list(self.void), dict(self.unknown), self.tail
+        for slot in slots:
+            assert slot.seq == tail + 1, f"slot {slot.seq} does not follow {tail}"
+            tail = slot.seq
+            if slot.entry is not None:
+                entries.append(slot.entry)
+            elif slot.unknown:
+                unknown[slot.seq] = slot.unknown
+            else:
+                void.append(slot.seq)
+        return replace(self, entries=tuple(entries), void=tuple(void), unknown=unknown, tail=tail)
+
+    @property
+    def next_seq(self) -> int:
+        """The slot that a writer would claim."""
+        return self.tail + 1
+
+    @cached_property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """All fences, oldest first."""
+        return tuple(e for e in self.entries if isinstance(e, Attempt))
+
+    @property
+    def newest(self) -> Attempt | None:
+        """The attempt that may write."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def epoch(self) -> int:
+        """Sequence of the newest `Attempt`; 0 before the first (R8)."""
+        return self.attempts[-1].seq if self.attempts else 0
+
+    @property
+    def owner(self) -> Owner | None:
+        """Owner of the newest attempt."""
+        return self.attempts[-1].owner if self.attempts else None
+
+    @property
+    def next_attempt(self) -> int:
+        """Number of the next attempt: the highest in the journal + 1 (R8)."""
+        return max((a.attempt for a in self.attempts), default=0) + 1
+
+    def attempt_with(self, nonce: str) -> Attempt | None:
+        """The attempt that carries `nonce` (R9)."""
+        return next((a for a in self.attempts if a.nonce == nonce), None)
+
+    @cached_property
+    def manifests(self) -> dict[str, Manifest]:
+        """Committed checkpoints by id, oldest first; of two entries for one id the first counts."""
+        return _commits(self.entries)
+
+    @cached_property
+    def aborted(self) -> frozenset[str]:
+        """Ids of saves that were given up before any commit of theirs (R3)."""
+        return frozenset(
+            e.checkpoint_id
+            for e in self.entries
+            if isinstance(e, Aborted)
+            and not (e.checkpoint_id in self.manifests and self.manifests[e.checkpoint_id].seq < e.seq)
+        )
+
+    @cached_property
+    def retired(self) -> dict[str, Retired]:
+        """Ids that retention has given up, for good."""
+        return {i: e for e in self.entries if isinstance(e, Retired) for i in e.checkpoint_ids}
+
+    @cached_property
+    def quarantined(self) -> dict[str, Quarantined]:
+        """Ids under quarantine with the entry that put them there; a state fault covers descendants (R21)."""
+        direct: dict[str, Quarantined] = {}
+        retired: set[str] = set()
+        for e in self.entries:
+            if isinstance(e, Retired):
+                retired.update(e.checkpoint_ids)
+            elif isinstance(e, Quarantined):
+                direct.update((i, e) for i in e.checkpoint_ids if i not in direct and i not in retired)
+            elif isinstance(e, Reinstated):
+                direct.pop(e.checkpoint_id, None)
+        return _with_descendants(direct, self)
+
+    @cached_property
+    def verified(self) -> dict[str, Verified]:
+        """Newest verification by id, of those neither retired nor under quarantine."""
+        return {
+            e.checkpoint_id: e
+            for e in self.entries
+            if isinstance(e, Verified)
+            and e.checkpoint_id in self.manifests
+            and e.checkpoint_id not in self.retired
+            and e.checkpoint_id not in self.quarantined
+        }
+
+    @cached_property
+    def holds(self) -> dict[str, frozenset[str]]:
+        """Checkpoint id -> holders (forks, drills, users). Held ones are never retired (R14, R15)."""
+        held: dict[str, set[str]] = {}
+        for e in self.entries:
+            if isinstance(e, Hold):
+                held.setdefault(e.checkpoint_id, set()).add(e.holder)
+            elif isinstance(e, Released):
+                held.get(e.checkpoint_id, set()).discard(e.holder)
+        return {i: frozenset(h) for i, h in held.items() if h}
+
+    @cached_property
+    def lineage(self) -> tuple[Manifest, ...]:
+        """The surviving history, newest first: what the newest attempt committed, what it started from, and that one's
+        parents (R20). Checkpoints of attempts that a later one did not build on are not in it."""
+        return self.lineage_of(self.newest) if self.newest else ()
+
+    def lineage_of(self, attempt: Attempt) -> tuple[Manifest, ...]:
+        own = [m for m in reversed(self.manifests.values()) if m.epoch == attempt.seq]
+        chain: list[Manifest] = []
+        cursor = attempt.restore.checkpoint_id if attempt.restore and attempt.restore.source is None else None
+        while cursor is not None and cursor in self.manifests and len(chain) <= len(self.manifests):
+            chain.append(self.manifests[cursor])
+            cursor = self.manifests[cursor].parent
+        return (*own, *chain)
+
+    @cached_property
+    def fork_point(self) -> RestorePoint | None:
+        """The checkpoint of another run that this one's first attempt started from, if it is a fork (R15)."""
+        first = self.attempts[0].restore if self.attempts else None
+        return first if first is not None and first.source is not None else None
+
+    def restorable(self, checkpoint_id: str) -> bool:
+        """Committed (or the fork point), not retired, not under quarantine."""
+        known = checkpoint_id in self.manifests or (
+            self.fork_point is not None and self.fork_point.checkpoint_id == checkpoint_id
+        )
+        return known and checkpoint_id not in self.retired and checkpoint_id not in self.quarantined
+
+    @cached_property
+    def newest_restorable(self) -> RestorePoint | None:
+        """Where the next attempt would start: the highest sequence on the lineage that is restorable (R20)."""
+        for manifest in self.lineage:
+            if self.restorable(manifest.checkpoint_id):
+                return restore_point(manifest)
+        if self.fork_point is not None and self.restorable(self.fork_point.checkpoint_id):
+            return self.fork_point
+        return None
+
+    def parent_for(self, epoch: int) -> str | None:
+        """Parent of the next commit of `epoch`: that epoch's newest commit, else what its attempt started from."""
+        attempt = next((a for a in self.attempts if a.seq == epoch), None)
+        if attempt is None:
+            return None
+        own = [m for m in self.manifests.values() if m.epoch == epoch]
+        if own:
+            return own[-1].checkpoint_id
+        return attempt.restore.checkpoint_id if attempt.restore else None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One occupied slot: its entry; or `unknown` with the reason; or neither, when its bytes are void (R17)."""
+
+    seq: int
+    entry: Entry | None = None
+    unknown: str = ""
+
+
+def restore_point(manifest: Manifest) -> RestorePoint:
+    """The restore point that a commit is."""
+    return RestorePoint(
+        checkpoint_id=manifest.checkpoint_id,
+        sequence=manifest.seq,
+        step=manifest.step,
+        manifest=manifest.manifest,
+    )
+
+
+def _commits(entries: Iterable[Entry]) -> dict[str, Manifest]:
+    epoch = 0
+    found: dict[str, Manifest] = {}
+    aborted: set[str] = set()
+    for entry in entries:
+        if isinstance(entry, Attempt):
+            epoch = entry.seq
+        elif isinstance(entry, Aborted):
+            aborted.add(entry.checkpoint_id)
+        elif isinstance(entry, Manifest) and entry.epoch == epoch and entry.checkpoint_id not in aborted:
+            found.setdefault(entry.checkpoint_id, entry)
+    return found
+
+
+def _with_descendants(direct: dict[str, Quarantined], history: History) -> dict[str, Quarantined]:
+    covered = dict(direct)
+    for checkpoint_id, manifest in history.manifests.items():  # parents come before children
+        parent = covered.get(manifest.parent or "")
+        if parent is not None and parent.covers_descendants and parent.fault == "state":
+            covered.setdefault(checkpoint_id, parent)
+    return covered

@@ -1,0 +1,117 @@
+"""The in-memory store: real conditional semantics under one lock, for tests and for trying things out.
+
+It shows the same checksums as S3 (composite for large objects), so that code which compares them is exercised.
+"""
+
+import bisect
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainer_sidecar.store.base import (
+    AlreadyExistsError,
+    ChecksumRefusedError,
+    NotFoundError,
+    ObjectInfo,
+    TruncatedError,
+    expected_sha256,
+)
+
+_SHARED: dict[str, "MemoryStore"] = {}
+_SHARED_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Object:
+    data: bytes
+    sha256: str
+
+
+class MemoryStore:
+    """Objects in a dict. `objects` may be read and damaged by tests through `poke`."""
+
+    def __init__(self, url: str = "memory://test") -> None:
+        self.url = url.rstrip("/")
+        self._lock = threading.Lock()
+        self._objects: dict[str, _Object] = {}
+
+    @classmethod
+    def shared(cls, url: str) -> "MemoryStore":
+        """The one store of this process with that URL."""
+        with _SHARED_LOCK:
+            return _SHARED.setdefault(url, cls(url))
+
+    def get(self, key: str) -> bytes:
+        return self._find(key).data
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        data = self._find(key).data[offset : offset + length]
+        if len(data) != length:
+            raise TruncatedError(
+                f"{self.url}: {key}: asked {length} bytes at {offset}, the object ends after {len(data)}: "
+                "it is shorter than its manifest says, verify the checkpoint",
+                store=self.url,
+                key=key,
+            )
+        return data
+
+    def head(self, key: str) -> ObjectInfo:
+        found = self._find(key)
+        return ObjectInfo(key, len(found.data), found.sha256)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        with self._lock:
+            names = sorted(k for k in self._objects if k.startswith(prefix))
+            found = [
+                ObjectInfo(k, len(self._objects[k].data))
+                for k in names[bisect.bisect_right(names, start_after) :]
+            ]
+        return iter(found)
+
+    def create(self, key: str, data: bytes) -> None:
+        self._create(key, bytes(data), expected_sha256(data, max(1, len(data))))
+
+    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+        checksum = expected_sha256(data)
+        try:
+            self._create(key, bytes(data), checksum)
+        except AlreadyExistsError as exc:
+            if self._find(key).data != data:
+                raise ChecksumRefusedError(
+                    f"{self.url}: {key} exists with other bytes; objects of a save are never rewritten",
+                    store=self.url,
+                    key=key,
+                ) from exc
+        return self.head(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._lock:
+            self._objects[key] = _Object(bytes(data), expected_sha256(data, max(1, len(data))))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._objects.pop(key, None)
+
+    def close(self) -> None:
+        """Nothing to release: a shared store outlives its users."""
+
+    def poke(self, key: str, data: bytes) -> None:
+        """Damage an object as a disk would: other bytes, unchanged size and checksum headers if the size is equal (R23)."""
+        old = self._find(key)
+        sha256 = old.sha256 if len(old.data) == len(data) else expected_sha256(data)
+        with self._lock:
+            self._objects[key] = _Object(bytes(data), sha256)
+
+    def _find(self, key: str) -> _Object:
+        with self._lock:
+            found = self._objects.get(key)
+        if found is None:
+            raise NotFoundError(f"{self.url}: {key} does not exist", store=self.url, key=key)
+        return found
+
+    def _create(self, key: str, data: bytes, sha256: str) -> None:
+        with self._lock:
+            if key in self._objects:
+                raise AlreadyExistsError(f"{self.url}: {key} is occupied", store=self.url, key=key)
+            self._objects[key] = _Object(data, sha256)

@@ -1,0 +1,359 @@
+"""Parts of all ranks into one index: proof that a save is whole (protocol R25, datapath T1, T11). Pure Python.
+
+A save is whole when the parts are of one planning and every tensor is covered exactly once: the volumes of its slices
+add up to its volume and no two slices overlap. Near linear: slices are sorted, never compared pairwise, unless they
+are cut in a way that no mesh makes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from trainer_sidecar.contract.checkpoint import (
+    Index,
+    ManifestFile,
+    ManifestShard,
+    Part,
+    Seal,
+    Slices,
+    Tensors,
+)
+from trainer_sidecar.contract.journal import ObjectRef
+
+ITEM_SIZE = {
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    **dict.fromkeys(
+        ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1
+    ),
+    "float4_e2m1fn_x2": 1,
+    "complex128": 16,
+}
+"""Bytes per element by torch's name. `complex32` is two float16."""
+
+_Box = tuple[tuple[int, ...], tuple[int, ...], int]
+"""(start, size, rank) of a slice."""
+_DIGEST_MODULUS = 1 << 128
+
+
+class MergeError(Exception):
+    """The parts are no whole checkpoint. The message names tensor and ranks."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A whole save: its index and what its manifest will say. `first` is rank 0's seal."""
+
+    index: Index
+    shards: tuple[ManifestShard, ...]
+    state_digest: str
+    first: Seal
+
+    def manifest(self, index: ObjectRef, parent: str | None) -> ManifestFile:
+        """`manifest.json`, given the stored index and the parent that the journal says."""
+        assert self.first.training_state is not None
+        return ManifestFile(
+            checkpoint_id=self.first.checkpoint_id,
+            save_id=self.first.save_id,
+            epoch=self.first.epoch,
+            parent=parent,
+            reason=self.first.reason,
+            progress=self.first.progress,
+            topology=self.first.topology,
+            fingerprints=self.first.fingerprints,
+            state_digest=self.state_digest,
+            training_state=self.first.training_state,
+            index=index,
+            shards=list(self.shards),
+        )
+
+
+def merge(parts: Iterable[tuple[Part, ObjectRef]]) -> Merged:
+    """All parts of a save, in any order. Raises MergeError."""
+    merger = Merger()
+    for part, ref in parts:
+        merger.add(part, ref)
+    return merger.finish()
+
+
+class Merger:
+    """Takes parts as they arrive, so that only the last one is on the critical path of a commit."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[Part, ObjectRef]] = {}
+        self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+        self._dtypes: list[str] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._seen_at: list[int] = []
+        self._boxes: list[list[_Box]] = []
+        self._local: dict[int, list[int]] = {}
+        self._replicas: dict[str, tuple[str, int]] = {}
+
+    def add(self, part: Part, ref: ObjectRef) -> None:
+        """One rank's part. The same part twice is fine. Raises MergeError when it does not belong to the others."""
+        seal = part.seal
+        known = self._parts.get(seal.rank)
+        if known is not None:
+            if known[1] != ref:
+                raise MergeError(f"rank {seal.rank} of save {seal.save_id[:8]} has two parts that differ")
+            return
+        if self._parts:
+            _check_same_save(next(iter(self._parts.values()))[0].seal, seal)
+        _check_columns(seal)
+        ids = [self._declare(seal, i) for i in range(len(seal.tensors.names))]
+        self._take_slices(part, ids)
+        self._take_replicas(seal)
+        self._parts[seal.rank] = (part, ref)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Ranks whose parts are in."""
+        return frozenset(self._parts)
+
+    def finish(self) -> Merged:
+        """The whole. Raises MergeError when a rank is missing or a tensor is not covered exactly once."""
+        if not self._parts:
+            raise MergeError("a save without a part")
+        first = self._first()
+        for tensor, boxes in enumerate(self._boxes):
+            self._check_cover(tensor, boxes)
+        ranks = sorted(self._parts)
+        digest = sum(int(self._parts[r][0].seal.state_digest, 16) for r in ranks) % _DIGEST_MODULUS
+        return Merged(
+            index=self._index(ranks),
+            shards=tuple(_shard(*self._parts[r]) for r in ranks),
+            state_digest=f"{digest:032x}",
+            first=first,
+        )
+
+    def _first(self) -> Seal:
+        seal = next(iter(self._parts.values()))[0].seal
+        world = seal.topology.mesh.world_size
+        missing = [r for r in range(world) if r not in self._parts]
+        if missing:
+            raise MergeError(
+                f"save {seal.save_id[:8]} lacks {len(missing)} of {world} parts, first of rank {missing[0]}"
+            )
+        if len(self._parts) != world:
+            raise MergeError(
+                f"save {seal.save_id[:8]} has parts of ranks above the world size {world}: {max(self._parts)}"
+            )
+        first = self._parts[0][0].seal
+        if first.training_state is None:
+            raise MergeError(f"the part of rank 0 of save {seal.save_id[:8]} lacks the training state")
+        return first
+
+    def _declare(self, seal: Seal, i: int) -> int:
+        """Global id of the seal's tensor `i`; all ranks must agree on dtype and shape."""
+        name, dtype, shape = seal.tensors.names[i], seal.tensors.dtypes[i], tuple(seal.tensors.shapes[i])
+        known = self._ids.get(name)
+        if known is None:
+            if dtype not in ITEM_SIZE:
+                raise MergeError(f"tensor {name} of rank {seal.rank} has the unknown dtype {dtype}")
+            known = self._ids[name] = len(self._boxes)
+            self._names.append(name)
+            self._dtypes.append(dtype)
+            self._shapes.append(shape)
+            self._seen_at.append(seal.rank)
+            self._boxes.append([])
+        elif (dtype, shape) != (self._dtypes[known], self._shapes[known]):
+            raise MergeError(
+                f"tensor {name} is {dtype}{list(shape)} on rank {seal.rank} and "
+                f"{self._dtypes[known]}{list(self._shapes[known])} on rank {self._seen_at[known]}"
+            )
+        return known
+
+    def _take_slices(self, part: Part, ids: Sequence[int]) -> None:
+        seal, columns = part.seal, part.seal.slices
+        rank, size = seal.rank, part.shard.size
+        used = []
+        for tensor, file, offset, length, start, extent in zip(
+            columns.tensor,
+            columns.file,
+            columns.offset,
+            columns.length,
+            columns.start,
+            columns.size,
+            strict=True,
+        ):
+            if not 0 <= tensor < len(ids) or file != 0:
+                raise MergeError(
+                    f"part of rank {rank} names tensor {tensor} or file {file}, which it does not have"
+                )
+            known = ids[tensor]
+            box = (tuple(start), tuple(extent), rank)
+            self._check_slice(known, box, offset, length, size)
+            self._boxes[known].append(box)
+            if length:
+                used.append((offset, length, known))
+        self._local[rank] = [ids[t] for t in columns.tensor]
+        self._check_file(used, rank)
+
+    def _check_slice(self, tensor: int, box: _Box, offset: int, length: int, file_size: int) -> None:
+        start, extent, rank = box
+        shape = self._shapes[tensor]
+        name = self._name(tensor)
+        if not len(start) == len(extent) == len(shape) or any(
+            s < 0 or e < 0 or s + e > n for s, e, n in zip(start, extent, shape, strict=False)
+        ):
+            raise MergeError(
+                f"slice of {name} on rank {rank} at {list(start)}, size {list(extent)}, leaves {list(shape)}"
+            )
+        expected = prod(extent) * ITEM_SIZE[self._dtypes[tensor]]
+        if length != expected:
+            raise MergeError(
+                f"slice of {name} on rank {rank} has {length} bytes, {list(extent)} needs {expected}"
+            )
+        if offset < 0 or offset + length > file_size:
+            raise MergeError(
+                f"slice of {name} on rank {rank} ends at byte {offset + length} of a file of {file_size} bytes"
+            )
+
+    def _check_file(self, used: list[tuple[int, int, int]], rank: int) -> None:
+        used.sort()
+        for (offset, length, tensor), (following, _, other) in pairwise(used):
+            if offset + length > following:
+                raise MergeError(
+                    f"{self._name(tensor)} and {self._name(other)} share bytes of rank {rank}'s file"
+                )
+
+    def _take_replicas(self, seal: Seal) -> None:
+        for name, digest in seal.replica_digests.items():
+            known = self._replicas.setdefault(name, (digest, seal.rank))
+            if known[0] != digest:
+                raise MergeError(
+                    f"replicas of {name} differ between ranks {known[1]} and {seal.rank}: the state has drifted apart"
+                )
+
+    def _check_cover(self, tensor: int, boxes: list[_Box]) -> None:
+        shape = self._shapes[tensor]
+        volume = prod(shape)
+        held = sum(prod(b[1]) for b in boxes)
+        clash = find_overlap([b for b in boxes if 0 not in b[1]])
+        if clash:
+            a, b = clash
+            raise MergeError(
+                f"tensor {self._name(tensor)} is stored twice: rank {a[2]} at {list(a[0])}, size {list(a[1])}, and rank {b[2]} "
+                f"at {list(b[0])}, size {list(b[1])}"
+            )
+        if held != volume:
+            ranks = sorted({b[2] for b in boxes})
+            raise MergeError(
+                f"tensor {self._name(tensor)} {list(shape)} has {volume} elements and {held} were stored, by ranks {ranks[:8]}"
+            )
+
+    def _name(self, tensor: int) -> str:
+        return self._names[tensor]
+
+    def _index(self, ranks: Sequence[int]) -> Index:
+        """Tensors by name, so that the index of a save does not depend on the order in which parts came."""
+        order = sorted(self._ids)
+        place = [0] * len(order)
+        for new, name in enumerate(order):
+            place[self._ids[name]] = new
+        out = Slices(tensor=[], file=[], offset=[], length=[], start=[], size=[])
+        for file, rank in enumerate(ranks):
+            columns = self._parts[rank][0].seal.slices
+            out.tensor.extend(place[t] for t in self._local[rank])
+            out.file.extend([file] * len(columns.tensor))
+            out.offset.extend(columns.offset)
+            out.length.extend(columns.length)
+            out.start.extend(columns.start)
+            out.size.extend(columns.size)
+        ids = [self._ids[name] for name in order]
+        tensors = Tensors(
+            names=order,
+            dtypes=[self._dtypes[i] for i in ids],
+            shapes=[list(self._shapes[i]) for i in ids],
+        )
+        return Index(files=[self._parts[r][0].shard.name for r in ranks], tensors=tensors, slices=out)
+
+
+def find_overlap(boxes: Sequence[_Box]) -> tuple[_Box, _Box] | None:
+    """Two boxes that share an element, or None. Boxes are not empty and of equal rank."""
+    if len(boxes) < 2:
+        return None
+    dims = len(boxes[0][0])
+    return _overlap_along(
+        list(boxes), [d for d in range(dims) if len({(b[0][d], b[1][d]) for b in boxes}) > 1]
+    )
+
+
+def _overlap_along(boxes: list[_Box], dims: list[int]) -> tuple[_Box, _Box] | None:
+    """Sort along the first dimension in which boxes differ. Groups of one interval recurse; intervals that cross are
+    compared with those still open."""
+    if len(boxes) < 2:
+        return None
+    if not dims:
+        return boxes[0], boxes[1]
+    d, rest = dims[0], dims[1:]
+    groups: dict[tuple[int, int], list[_Box]] = {}
+    for box in boxes:
+        groups.setdefault((box[0][d], box[1][d]), []).append(box)
+    clash = next((c for g in groups.values() if (c := _overlap_along(g, rest))), None)
+    if clash:
+        return clash
+    active: list[tuple[int, list[_Box]]] = []
+    for (start, extent), group in sorted(groups.items()):
+        active = [(end, other) for end, other in active if end > start]
+        for _, other in active:
+            clash = _cross(other, group, rest)
+            if clash:
+                return clash
+        active.append((start + extent, group))
+    return None
+
+
+def _cross(left: list[_Box], right: list[_Box], dims: list[int]) -> tuple[_Box, _Box] | None:
+    """A pair, one of each side, that overlaps in all of `dims`."""
+    for a in left:
+        for b in right:
+            if all(a[0][d] < b[0][d] + b[1][d] and b[0][d] < a[0][d] + a[1][d] for d in dims):
+                return a, b
+    return None
+
+
+def _check_same_save(first: Seal, other: Seal) -> None:
+    """R25: only parts of one save, one epoch and one planning are merged."""
+    for what, a, b in (
+        ("save id", first.save_id, other.save_id),
+        ("checkpoint id", first.checkpoint_id, other.checkpoint_id),
+        ("epoch", first.epoch, other.epoch),
+        ("mesh digest", first.mesh_digest, other.mesh_digest),
+        ("topology", first.topology, other.topology),
+        ("step", first.progress.step, other.progress.step),
+        ("micro step", first.progress.micro_step, other.progress.micro_step),
+        ("samples", first.progress.samples, other.progress.samples),
+        ("sample digest", first.progress.sample_digest, other.progress.sample_digest),
+        ("reason", first.reason, other.reason),
+        ("contract version", first.contract_version, other.contract_version),
+    ):
+        if a != b:
+            raise MergeError(
+                f"parts of two plannings: {what} is {b!r} on rank {other.rank} and {a!r} on rank {first.rank}"
+            )
+
+
+def _check_columns(seal: Seal) -> None:
+    t, s = seal.tensors, seal.slices
+    if not len(t.names) == len(t.dtypes) == len(t.shapes) or len(set(t.names)) != len(t.names):
+        raise MergeError(f"part of rank {seal.rank}: tensor columns differ in length or a name comes twice")
+    if not len(s.tensor) == len(s.file) == len(s.offset) == len(s.length) == len(s.start) == len(s.size):
+        raise MergeError(f"part of rank {seal.rank}: slice columns differ in length")
+
+
+def _shard(part: Part, ref: ObjectRef) -> ManifestShard:
+    shard = part.shard
+    return ManifestShard(
+        name=shard.name,
+        size=shard.size,
+        root=shard.root,
+        leaves=shard.leaves,
+        store_sha256=shard.store_sha256,
+        rank=part.seal.rank,
+        part=ref,
+    )

@@ -1,0 +1,245 @@
+"""`s3://` over boto3: conditional creates, checksums that the store itself checks, typed errors.
+
+Two clients: one with the SDK's retries for everything that may be repeated, one without for `create`, because a
+retried conditional PUT meets itself as 412 (protocol R2). Uploads live in `s3_upload`.
+"""
+
+import base64
+import hashlib
+import ipaddress
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainer_sidecar.store.base import (
+    AlreadyExistsError,
+    NotFoundError,
+    ObjectInfo,
+    StoreError,
+    TruncatedError,
+    UnsupportedStoreError,
+)
+from trainer_sidecar.store.s3_errors import translate
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+ENV_INSECURE = "RTJ_STORE_INSECURE"
+_READ_TRIES = 4
+_DELETE_BATCH = 1000
+
+
+class S3Store:
+    """Objects below `s3://bucket/prefix`. Thread-safe; make it after fork."""
+
+    def __init__(self, bucket: str, prefix: str, client: "S3Client", once: "S3Client") -> None:
+        self.bucket, self.prefix = bucket, f"{prefix}/" if prefix else ""
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.client, self.once = client, once
+
+    @classmethod
+    def connect(cls, bucket: str, prefix: str, *, endpoint: str | None, region: str | None) -> "S3Store":
+        """Clients from the environment. Raises UnsupportedStoreError for a plain-text endpoint outside private networks."""
+        _require_tls(endpoint, f"s3://{bucket}")
+        session = boto3.session.Session()
+
+        def make(attempts: int) -> "S3Client":
+            return session.client(
+                "s3", endpoint_url=endpoint, region_name=region, config=make_config(attempts, endpoint)
+            )
+
+        try:
+            return cls(bucket, prefix, make(6), make(1))
+        except (BotoCoreError, ValueError) as exc:
+            raise translate(exc, store=f"s3://{bucket}", key="", write=False) from exc
+
+    def get(self, key: str) -> bytes:
+        return self._read(key, {}, None)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        return self._read(key, {"Range": f"bytes={offset}-{offset + length - 1}"}, length)
+
+    def head(self, key: str) -> ObjectInfo:
+        answer = self.guard(
+            key,
+            lambda: self.client.head_object(Bucket=self.bucket, Key=self.full(key), ChecksumMode="ENABLED"),
+        )
+        return ObjectInfo(key, answer["ContentLength"], checksum_to_hex(answer.get("ChecksumSHA256")))
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        arguments: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.full(prefix)}
+        if start_after:
+            arguments["StartAfter"] = self.full(start_after)
+        while True:
+            page = self.guard(prefix, lambda: self.client.list_objects_v2(**arguments))
+            for item in page.get("Contents", []):
+                yield ObjectInfo(item["Key"][len(self.prefix) :], item["Size"])
+            if not page.get("IsTruncated"):
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+    def create(self, key: str, data: bytes) -> None:
+        self.guard(
+            key,
+            lambda: self.once.put_object(
+                Bucket=self.bucket,
+                Key=self.full(key),
+                Body=data,
+                IfNoneMatch="*",
+                ChecksumSHA256=base64_sha256(data),
+                ContentType="application/json" if key.endswith(".json") else "application/octet-stream",
+            ),
+            write=True,
+        )
+
+    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+        from trainer_sidecar.store.s3_upload import upload
+
+        return upload(self, key, data, parallel)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.guard(
+            key,
+            lambda: self.client.put_object(
+                Bucket=self.bucket, Key=self.full(key), Body=data, ChecksumSHA256=base64_sha256(data)
+            ),
+            write=True,
+        )
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for i in range(0, len(keys), _DELETE_BATCH):
+            batch = keys[i : i + _DELETE_BATCH]
+            answer = self.guard(
+                batch[0],
+                lambda batch=batch: self.client.delete_objects(  # type: ignore[misc]
+                    Bucket=self.bucket,
+                    Delete={"Objects": [{"Key": self.full(k)} for k in batch], "Quiet": True},
+                ),
+                write=True,
+            )
+            self._raise_first_refusal(answer.get("Errors", []))
+
+    def close(self) -> None:
+        self.client.close()
+        self.once.close()
+
+    def full(self, key: str) -> str:
+        """The key within the bucket."""
+        return self.prefix + key
+
+    def guard(self, key: str, act: Callable[[], T], *, write: bool = False) -> T:
+        """`act`, with everything that botocore raises translated."""
+        try:
+            return act()
+        except (ClientError, BotoCoreError, OSError) as exc:
+            raise translate(exc, store=self.url, key=key, write=write) from exc
+
+    def _raise_first_refusal(self, errors: Sequence[Any]) -> None:
+        """A batch delete answers 200 and names what it refused."""
+        for error in errors:
+            if error.get("Code") not in ("NoSuchKey", "NoSuchVersion"):
+                answer: Any = {"Error": error, "ResponseMetadata": {"HTTPStatusCode": 200}}
+                key = error.get("Key", "")[len(self.prefix) :]
+                raise translate(ClientError(answer, "DeleteObjects"), store=self.url, key=key, write=True)
+
+    def _read(self, key: str, extra: dict[str, Any], length: int | None) -> bytes:
+        """The body; torn bodies are read again, because the SDK retries only up to the headers."""
+        for attempt in range(_READ_TRIES):
+            try:
+                return self.guard(key, lambda: self._read_once(key, extra, length))
+            except TruncatedError as exc:
+                if attempt == _READ_TRIES - 1 or "[GetObject: 416" in str(exc):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _read_once(self, key: str, extra: dict[str, Any], length: int | None) -> bytes:
+        answer = self.client.get_object(Bucket=self.bucket, Key=self.full(key), **extra)
+        with answer["Body"] as body:
+            data = body.read()
+        expected = answer["ContentLength"] if length is None else length
+        if len(data) != expected:
+            raise TruncatedError(
+                f"{self.url}: {key}: {len(data)} bytes came where {expected} were asked: the object is shorter than its "
+                "manifest says, or the answer broke off; verify the checkpoint",
+                store=self.url,
+                key=key,
+            )
+        return data
+
+
+def make_config(attempts: int, endpoint: str | None) -> Config:
+    """Client settings. Checksums of the SDK's own choosing are off (ours are SHA-256), unless the environment asks."""
+    options: dict[str, Any] = {
+        "retries": {"mode": "standard", "total_max_attempts": attempts},
+        "connect_timeout": 5,
+        "read_timeout": 30,
+        "max_pool_connections": 32,
+        "tcp_keepalive": True,
+        "user_agent_extra": "resumable-training",
+    }
+    if "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ:
+        options["request_checksum_calculation"] = "when_required"
+    if "AWS_RESPONSE_CHECKSUM_VALIDATION" not in os.environ:
+        options["response_checksum_validation"] = "when_required"
+    if endpoint:
+        options["s3"] = {"addressing_style": os.environ.get("RTJ_STORE_ADDRESSING", "path")}
+    return Config(**options)
+
+
+def _require_tls(endpoint: str | None, store: str) -> None:
+    if not endpoint or urlsplit(endpoint).scheme == "https" or os.environ.get(ENV_INSECURE) == "1":
+        return
+    host = urlsplit(endpoint).hostname
+    if urlsplit(endpoint).scheme != "http" or not host:
+        raise UnsupportedStoreError(
+            f"{store}: endpoint {endpoint!r} is no http(s) URL: correct it", store=store
+        )
+    if not _is_private(host):
+        raise UnsupportedStoreError(
+            f"{store}: endpoint {endpoint} would carry data in plain text over a public network: use https, "
+            f"or set {ENV_INSECURE}=1 if the way to it is private",
+            store=store,
+        )
+
+
+def _is_private(host: str) -> bool:
+    """Loopback and private addresses, and names that only resolve inside a machine or cluster. DNS is not asked."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith((".svc", ".svc.cluster.local", ".localhost", ".internal"))
+    return address.is_private or address.is_loopback or address.is_link_local
+
+
+def base64_sha256(data: bytes | memoryview) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def checksum_to_hex(value: str | None) -> str | None:
+    """`<base64>` or composite `<base64>-<parts>` to the form of `ObjectInfo.sha256`; None stays None."""
+    if not value:
+        return None
+    digest, dash, parts = value.partition("-")
+    try:
+        return f"{base64.b64decode(digest, validate=True).hex()}{dash}{parts}"
+    except ValueError:
+        return None
+
+
+__all__ = [
+    "AlreadyExistsError",
+    "NotFoundError",
+    "S3Store",
+    "StoreError",
+    "base64_sha256",
+    "checksum_to_hex",
+    "make_config",
+]

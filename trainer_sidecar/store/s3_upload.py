@@ -1,0 +1,207 @@
+"""Create-only uploads of shards to S3: one PUT when small, else multipart with a SHA-256 per part (protocol G).
+
+Nothing here decides by a reply alone: whatever ends unclear or finds the key occupied is settled by HEAD and a
+comparison of size and checksum, and a store that shows no checksum is read back.
+"""
+
+import base64
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from trainer_sidecar.store.base import (
+    AlreadyExistsError,
+    ChecksumRefusedError,
+    NotFoundError,
+    ObjectInfo,
+    StoreError,
+    UnclearError,
+    expected_sha256,
+    part_size_for,
+)
+from trainer_sidecar.store.s3_errors import translate
+
+if TYPE_CHECKING:
+    from trainer_sidecar.store.s3 import S3Store
+
+log = logging.getLogger(__name__)
+_TRIES = 3
+
+
+def upload(store: "S3Store", key: str, data: memoryview, parallel: int) -> ObjectInfo:
+    """`Store.create_large`. At most `parallel` parts are held in memory besides `data`."""
+    view = data.cast("B") if data.nbytes else data
+    large = len(view) > part_size_for(len(view))
+    if large:
+        found = _settled(
+            store, key, view
+        )  # a restarted sidecar resends; an upload that stands is not repeated
+        if found is not None:
+            return found
+    for attempt in range(_TRIES):
+        try:
+            if large:
+                _multipart(store, key, view, parallel)
+            else:
+                _single(store, key, view)
+        except (AlreadyExistsError, UnclearError) as exc:
+            found = _settled(store, key, view)
+            if found is not None:
+                return found
+            if attempt == _TRIES - 1:
+                raise _unclear(store, key, exc) from exc
+            continue
+        found = _settled(store, key, view)
+        if found is None:
+            raise UnclearError(
+                f"{store.url}: {key} is not there right after its upload: the store lacks read-after-write consistency",
+                store=store.url,
+                key=key,
+            )
+        return found
+    raise AssertionError("unreachable")
+
+
+def _unclear(store: "S3Store", key: str, exc: StoreError) -> StoreError:
+    if isinstance(exc, UnclearError):
+        return exc
+    return UnclearError(
+        f"{store.url}: {key} was reported occupied and is not there ({exc}): another upload of it may be under way",
+        store=store.url,
+        key=key,
+    )
+
+
+def _single(store: "S3Store", key: str, view: memoryview) -> None:
+    from trainer_sidecar.store.s3 import base64_sha256
+
+    body = bytes(view)
+    store.guard(
+        key,
+        lambda: store.client.put_object(
+            Bucket=store.bucket,
+            Key=store.full(key),
+            Body=body,
+            IfNoneMatch="*",
+            ChecksumSHA256=base64_sha256(body),
+        ),
+        write=True,
+    )
+
+
+def _multipart(store: "S3Store", key: str, view: memoryview, parallel: int) -> None:
+    where: Any = {"Bucket": store.bucket, "Key": store.full(key)}
+    with _open_upload(store, key, where) as upload_id:
+        size = part_size_for(len(view))
+        stop = threading.Event()
+
+        def send(number: int) -> tuple[dict[str, Any], bytes]:
+            if stop.is_set():
+                raise UnclearError(f"{store.url}: {key}: upload given up after another part failed", key=key)
+            return _send_part(
+                store, key, {**where, "UploadId": upload_id}, number, view[(number - 1) * size :][:size]
+            )
+
+        numbers = range(1, -(-len(view) // size) + 1)
+        with ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="rtj-upload") as pool:
+            futures = [pool.submit(send, n) for n in numbers]
+            try:
+                sent = [f.result() for f in futures]
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        _complete(store, key, {**where, "UploadId": upload_id}, sent)
+
+
+@contextmanager
+def _open_upload(store: "S3Store", key: str, where: Any) -> Iterator[str]:
+    """An upload that is aborted unless the block ends well. An abort that fails is left to the sweep."""
+    created = store.guard(
+        key,
+        lambda: store.client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256"),
+        write=True,
+    )
+    try:
+        yield created["UploadId"]
+    except BaseException:
+        try:
+            store.guard(
+                key, lambda: store.client.abort_multipart_upload(**where, UploadId=created["UploadId"])
+            )
+        except StoreError as exc:
+            log.warning(
+                "upload %s of %s could not be aborted, a sweep will: %s", created["UploadId"], key, exc
+            )
+        raise
+
+
+def _send_part(
+    store: "S3Store", key: str, where: Any, number: int, view: memoryview
+) -> tuple[dict[str, Any], bytes]:
+    """(entry for the completion, SHA-256 of the part)."""
+    body = bytes(view)
+    digest = hashlib.sha256(body).digest()
+    checksum = base64.b64encode(digest).decode()
+    answer = store.guard(
+        key,
+        lambda: store.client.upload_part(**where, PartNumber=number, Body=body, ChecksumSHA256=checksum),
+        write=True,
+    )
+    return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumSHA256": checksum}, digest
+
+
+def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> None:
+    from trainer_sidecar.store.s3 import checksum_to_hex
+
+    expected = f"{hashlib.sha256(b''.join(d for _, d in sent)).hexdigest()}-{len(sent)}"
+    answer = store.guard(
+        key,
+        lambda: store.once.complete_multipart_upload(
+            **where, MultipartUpload={"Parts": cast("Any", [part for part, _ in sent])}, IfNoneMatch="*"
+        ),
+        write=True,
+    )
+    seen = checksum_to_hex(answer.get("ChecksumSHA256"))
+    if seen is not None and seen != expected:
+        raise _refused(store, key, f"the store says SHA-256 {seen} of what it assembled, sent was {expected}")
+
+
+def _settled(store: "S3Store", key: str, view: memoryview) -> ObjectInfo | None:
+    """The object when it stands with our bytes, None when there is none. Raises ChecksumRefusedError for other bytes."""
+    try:
+        info = store.head(key)
+    except NotFoundError:
+        return None
+    if info.size != len(view):
+        raise _refused(store, key, f"it exists with {info.size} bytes, ours are {len(view)}")
+    if info.sha256 is None:
+        return _read_back(store, key, view, info)
+    if info.sha256 not in (expected_sha256(view), expected_sha256(view, max(1, len(view)))):
+        raise _refused(store, key, f"it exists with SHA-256 {info.sha256}, ours is {expected_sha256(view)}")
+    return info
+
+
+def _read_back(store: "S3Store", key: str, view: memoryview, info: ObjectInfo) -> ObjectInfo:
+    """Stores that show no checksum: compare the bytes themselves, part by part."""
+    size = part_size_for(len(view))
+    for offset in range(0, len(view), size):
+        piece = view[offset : offset + size]
+        if store.get_range(key, offset, len(piece)) != piece:
+            raise _refused(store, key, f"it exists with other bytes within {size} from {offset}")
+    return info
+
+
+def _refused(store: "S3Store", key: str, what: str) -> ChecksumRefusedError:
+    return ChecksumRefusedError(
+        f"{store.url}: {key}: {what}; objects of a save are never rewritten, the save must be given up",
+        store=store.url,
+        key=key,
+    )
+
+
+__all__ = ["translate", "upload"]

@@ -1,0 +1,158 @@
+"""Is a committed checkpoint there? Ingest level: every object present with its size and the store's own checksum (R23).
+
+This proves presence and ingest, not bytes: those are proven by leaf hashes on fetch or by a deep verify. Only what is
+seen twice is called bad (R24); trouble of the store is a StoreError and judges nothing.
+"""
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from trainer_sidecar.contract.checkpoint import FORMAT_SCHEMA, ManifestFile
+from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.store.base import NotFoundError, Store
+
+Fault = Literal["missing", "bytes"]
+
+
+class BadCheckpointError(Exception):
+    """A committed checkpoint lacks an object or holds other bytes, seen twice. Attributes say what was expected and found."""
+
+    def __init__(self, checkpoint_id: str, fault: Fault, file: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"checkpoint {checkpoint_id}: {file} should be {expected}, found {found}; it is not restored, the one before it is "
+            "tried"
+        )
+        self.checkpoint_id, self.fault, self.file, self.expected, self.found = (
+            checkpoint_id,
+            fault,
+            file,
+            expected,
+            found,
+        )
+
+
+class FormatTooNewError(Exception):
+    """The checkpoint was written by a newer version; this one cannot judge it."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An object that a manifest names. `sha256` is what the store should say; empty when only the size is known."""
+
+    key: str
+    size: int
+    sha256: str = ""
+
+
+def verify_ingest(store: Store, keys: RunKeys, point: RestorePoint, *, parallel: int = 16) -> ManifestFile:
+    """The manifest of `point`, with everything that it names looked at in parallel.
+
+    `keys` are those of the run that holds it. Raises BadCheckpointError, FormatTooNewError, StoreError.
+    """
+    manifest = read_manifest(store, keys, point)
+    expected = objects_of(keys, manifest)
+    with ThreadPoolExecutor(parallel, thread_name_prefix="rtj-verify") as pool:
+        for problem in pool.map(lambda e: _twice(lambda: _look(store, e)), expected):
+            if problem is not None:
+                raise _bad(keys, point.checkpoint_id, problem)
+    return manifest
+
+
+def read_manifest(store: Store, keys: RunKeys, point: RestorePoint) -> ManifestFile:
+    """`manifest.json` of `point`, proven by the size and digest in the journal. Raises as `verify_ingest`."""
+    key = keys.manifest(point.checkpoint_id)
+    data = b""
+
+    def look() -> "Problem | None":
+        nonlocal data
+        try:
+            data = store.get(key)
+        except NotFoundError:
+            return Problem("missing", key, _describe(point.manifest), "nothing")
+        found = ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        if found != point.manifest:
+            return Problem("bytes", key, _describe(point.manifest), _describe(found))
+        return None
+
+    problem = _twice(look)
+    if problem is not None:
+        raise _bad(keys, point.checkpoint_id, problem)
+    return _parse(data, key, point.checkpoint_id)
+
+
+def _parse(data: bytes, key: str, checkpoint_id: str) -> ManifestFile:
+    try:
+        manifest = ManifestFile.model_validate_json(data)
+    except ValidationError as exc:
+        raise FormatTooNewError(
+            f"{key} is proven by its digest but cannot be read: {exc}; use the version that wrote it"
+        ) from exc
+    if manifest.schema_ != FORMAT_SCHEMA or manifest.checkpoint_id != checkpoint_id:
+        raise FormatTooNewError(
+            f"{key} has schema {manifest.schema_} and checkpoint id {manifest.checkpoint_id}; this version reads schema "
+            f"{FORMAT_SCHEMA}: upgrade"
+        )
+    return manifest
+
+
+def objects_of(keys: RunKeys, manifest: ManifestFile) -> list[Expected]:
+    """Every object that the manifest names, itself not included."""
+    checkpoint = manifest.checkpoint_id
+    found = [_of(keys.index(checkpoint), manifest.index)]
+    for shard in manifest.shards:
+        found.append(Expected(keys.checkpoint(checkpoint) + shard.name, shard.size, shard.store_sha256))
+        found.append(_of(keys.part(checkpoint, shard.rank), shard.part))
+        found.append(_of(keys.leaves(checkpoint, shard.rank), shard.leaves))
+    return found
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one object."""
+
+    fault: Fault
+    key: str
+    expected: str
+    found: str
+
+
+def _look(store: Store, expected: Expected) -> Problem | None:
+    wish = f"{expected.size} bytes" + (f" with SHA-256 {expected.sha256}" if expected.sha256 else "")
+    try:
+        info = store.head(expected.key)
+    except NotFoundError:
+        return Problem("missing", expected.key, wish, "nothing")
+    if info.size != expected.size:
+        return Problem("bytes", expected.key, wish, f"{info.size} bytes")
+    if comparable(info.sha256, expected.sha256) and info.sha256 != expected.sha256:
+        return Problem("bytes", expected.key, wish, f"SHA-256 {info.sha256}")
+    return None
+
+
+def comparable(left: str | None, right: str | None) -> bool:
+    """Whether two checksums are of one kind: both plain, or both composite of equally many parts (protocol G)."""
+    return bool(left and right) and str(left).partition("-")[2] == str(right).partition("-")[2]
+
+
+def _twice(look: Callable[[], Problem | None]) -> Problem | None:
+    """A problem only when it is seen twice (R24)."""
+    return look() and look()
+
+
+def _of(key: str, ref: ObjectRef) -> Expected:
+    return Expected(key, ref.size, ref.sha256)
+
+
+def _bad(keys: RunKeys, checkpoint_id: str, problem: Problem) -> BadCheckpointError:
+    file = problem.key.removeprefix(keys.checkpoint(checkpoint_id))
+    return BadCheckpointError(checkpoint_id, problem.fault, file, problem.expected, problem.found)
+
+
+def _describe(ref: ObjectRef) -> str:
+    return f"{ref.size} bytes with SHA-256 {ref.sha256}"
