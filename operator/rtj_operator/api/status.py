@@ -49,6 +49,12 @@ class PlacementStatus(ApiModel):
     """When it was decided."""
     spec_hash: str | None = None
     """Digest of what the Job was built from; another digest asks for a new placement."""
+    wanted_nodes: int | None = None
+    """Nodes that the spec asked for when it was decided; more than `nodes` when capacity was missing."""
+    lost_nodes: list[str] = Field(default_factory=list, max_length=64)
+    """Nodes lost before it: its pods keep away from them, since a lost node may look ready for some seconds more."""
+    released: bool = False
+    """It is not wanted any more (suspended, or waiting before the next one): its pods and Job are deleted."""
 
 
 class AttemptStatus(ApiModel):
