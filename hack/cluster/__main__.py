@@ -26,7 +26,7 @@ def build(cluster: Cluster, _: argparse.Namespace) -> None:
             file=sys.stderr,
         )
     binaries.build(cluster.settings)
-    print(cluster.binaries)
+    print(binaries.folder(cluster.settings))
     if absent:
         raise ClusterError("the programs are there, the Debian packages named above are not")
 
@@ -68,7 +68,9 @@ def logs(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 def kubectl(cluster: Cluster, arguments: argparse.Namespace) -> None:
     """Become kubectl, as the cluster's administrator."""
-    program = str(cluster.binaries / "kubectl")
+    program = str(cluster.settings.programs / "kubectl")
+    if not os.access(program, os.X_OK):
+        raise ClusterError("the cluster is down; `python3 hack/cluster up` starts it")
     environment = {**os.environ, "KUBECONFIG": str(cluster.settings.kubeconfig)}
     os.execve(program, ["kubectl", *_rest(arguments)], environment)
 
@@ -82,7 +84,7 @@ def exec_ns(cluster: Cluster, arguments: argparse.Namespace) -> None:
         )
     argv = [*enter_argv(name), *_rest(arguments)]
     environment = {**os.environ, **report.variables(cluster.settings, inside=True)}
-    environment["PATH"] = f"{cluster.binaries}:{os.environ.get('PATH', settings.SYSTEM_PATH)}"
+    environment["PATH"] = f"{cluster.settings.programs}:{os.environ.get('PATH', settings.SYSTEM_PATH)}"
     os.execvpe(argv[0], argv, environment)
 
 

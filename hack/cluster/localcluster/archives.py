@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 Filter = Callable[[tarfile.TarInfo], tarfile.TarInfo | None]
 
@@ -22,9 +25,7 @@ def pack(
         members.add(root, arcname=".", filter=keep)
     with layer.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    described = json.dumps(
-        {**_platform(), "config": config, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
-    )
+    described = json.dumps(_description(config, digest))
     name = hashlib.sha256(described.encode()).hexdigest() + ".json"
     manifest = json.dumps([{"Config": name, "RepoTags": [reference], "Layers": ["layer.tar"]}])
     draft = archive.with_suffix(".draft")
@@ -36,8 +37,17 @@ def pack(
     draft.rename(archive)
 
 
-def _platform() -> dict[str, str]:
-    return {"architecture": "amd64", "os": "linux", "created": "1970-01-01T00:00:00Z"}
+def _description(config: dict[str, object], digest: str) -> dict[str, object]:
+    created = "1970-01-01T00:00:00Z"
+    return {
+        "architecture": _ARCHITECTURES.get(os.uname().machine, os.uname().machine),
+        "os": "linux",
+        "created": created,
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        # One entry for each layer, or builders refuse to build on the image.
+        "history": [{"created": created, "created_by": "hack/cluster"}],
+    }
 
 
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:

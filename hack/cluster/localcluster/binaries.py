@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster.commands import run
+from localcluster.commands import run, stream
 from localcluster.settings import ClusterError, Settings
 
 KUBERNETES = "1.36.2"
@@ -106,8 +106,11 @@ def key() -> str:
 
 
 def folder(settings: Settings) -> Path:
-    """Where the programs of this table lie."""
-    return settings.cache / "bin" / key()
+    """Where the programs of this table lie; each `RTJ_CLUSTER_BIN` gets a folder of its own."""
+    if settings.binaries is None:
+        return settings.cache / "bin" / key()
+    other = hashlib.sha256(str(settings.binaries).encode()).hexdigest()[:8]
+    return settings.cache / "bin" / f"{key()}-{other}"
 
 
 def missing(settings: Settings) -> list[Program]:
@@ -142,7 +145,8 @@ def _found_elsewhere(settings: Settings, name: str) -> Path | None:
     if settings.binaries and _is_program(settings.binaries / name):
         return settings.binaries / name
     own = shutil.which(name) if name == "kubectl" else None
-    return Path(own) if own and Path(own).parent != folder(settings) else None
+    ours = (settings.cache, settings.state)
+    return Path(own) if own and not any(Path(own).is_relative_to(path) for path in ours) else None
 
 
 def _is_program(path: Path) -> bool:
@@ -195,7 +199,7 @@ def _build_program(settings: Settings, module: Path, program: Program) -> None:
     argv += ["-tags", program.tags] if program.tags else []
     env = {**os.environ, "CGO_ENABLED": "1" if program.cgo else "0", "GOFLAGS": "", "GOWORK": "off"}
     try:
-        run([*argv, "-o", str(draft), program.package], cwd=module, env=env)
+        stream([*argv, "-o", str(draft), program.package], cwd=module, env=env)
     except ClusterError as error:
         raise ClusterError(
             f"{program.name} does not build (what is built stays; run `build` again)\n{error}"

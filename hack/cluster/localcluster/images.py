@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster import archives
-from localcluster.commands import run, succeeds
+from localcluster.commands import mount_points, run, stream, succeeds
 from localcluster.node import PAUSE_IMAGE
 from localcluster.settings import ClusterError, Settings
 
 SUITE = "bookworm"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
-BASE_IMAGE = "localhost/rtj-base:" + hashlib.sha256(repr((1, SUITE, BASE_PACKAGES)).encode()).hexdigest()[:12]
+BASE_IMAGE = "localhost/rtj-base:" + hashlib.sha256(repr((2, SUITE, BASE_PACKAGES)).encode()).hexdigest()[:12]
 # A name that manifests can use whatever the key is.
 BASE_IMAGE_ALIAS = "localhost/rtj-base:dev"
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -71,7 +71,7 @@ def _debootstrap(root: Path) -> None:
     argv = ["debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", SUITE, str(root)]
     mirror = debian_mirror(_apt_sources())
     print(f"debootstrap {SUITE} (about 40 s) ...", file=sys.stderr, flush=True)
-    run([*argv, mirror] if mirror else argv)
+    stream([*argv, mirror] if mirror else argv)
 
 
 def _apt_sources() -> str:
@@ -108,9 +108,20 @@ def build(settings: Settings, wanted: Build) -> Path:
         f"--file={wanted.dockerfile}",
     ]
     argv += [f"--target={wanted.target}"] if wanted.target else []
-    with _host_settings() as mounts:
-        run([*argv, *mounts, str(wanted.context)])
+    try:
+        with _host_settings() as mounts:
+            stream([*argv, *mounts, str(wanted.context)])
+    finally:
+        _tidy_store(settings)
     return _export(settings, wanted.tag)
+
+
+def _tidy_store(settings: Settings) -> None:
+    """Remove the working containers of a failed build and the mounts of the store."""
+    run([*_buildah(settings), "rm", "--all"])
+    for point in sorted(mount_points(), reverse=True):
+        if point.startswith(f"{settings.cache}/buildah/"):
+            run(["umount", point])
 
 
 def _export(settings: Settings, tag: str) -> Path:

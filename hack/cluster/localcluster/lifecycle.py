@@ -31,7 +31,7 @@ from localcluster import (
     s3,
 )
 from localcluster.api import Api
-from localcluster.commands import run
+from localcluster.commands import mount_points, run
 from localcluster.node import Node
 from localcluster.processes import Processes, until
 from localcluster.settings import GPU_RESOURCE, ClusterError, NodeName, Settings, node_names
@@ -53,8 +53,7 @@ class Cluster:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.binaries = binaries.folder(settings)
-        self.processes = Processes(settings, self.binaries)
+        self.processes = Processes(settings)
 
     @property
     def api(self) -> Api:
@@ -91,7 +90,7 @@ class Cluster:
 
     def up(self, shape: Shape) -> bool:
         """Start the cluster; False when it was up already, in this shape."""
-        binaries.require(self.settings)
+        programs = binaries.require(self.settings)
         node.cni_folder()
         with self._lock():
             if self.healthy(shape):
@@ -99,6 +98,8 @@ class Cluster:
             self._down()
             self._refuse_taken_ports()
             _owner_file().write_text(str(self.settings.state))
+            self.settings.state.mkdir(parents=True, exist_ok=True)
+            self.settings.programs.symlink_to(programs)
             self._start(shape)
         return True
 
@@ -110,7 +111,6 @@ class Cluster:
 
     def _start(self, shape: Shape) -> None:
         names = node_names(shape.nodes)
-        self.settings.state.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.settings.logs, ignore_errors=True)
         network.create(names)
         pki.create(self.settings, names)
@@ -131,7 +131,7 @@ class Cluster:
         archive = images.pause_archive(self.settings)
         for each in nodes:
             cgroups.create(each.name)
-            each.start_runtime(self.binaries)
+            each.start_runtime()
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(lambda each: each.import_image(archive), nodes))
 
@@ -269,6 +269,4 @@ def _owner_file() -> Path:
 
 def mounts_below(folder: Path) -> list[str]:
     """Mount points of the calling process's mount namespace that lie in `folder`."""
-    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    decoded = (point.encode().decode("unicode_escape") for point in points)
-    return [point for point in decoded if point.startswith(f"{folder}/")]
+    return [point for point in mount_points() if point.startswith(f"{folder}/")]

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from localcluster.commands import run
+from localcluster.commands import mount_points, run
 from localcluster.processes import enter_argv
 from localcluster.settings import CONTROL_PLANE_IP, CONTROL_PLANE_NS, ClusterError, NodeName
 
@@ -69,8 +69,8 @@ def delete() -> None:
     for name in namespaces():
         run(["ip", "netns", "del", name])
     if _FOLDER.is_dir() and not any(_FOLDER.iterdir()):
-        # `ip netns add` mounts the folder over itself, and nobody else uses it.
-        if _FOLDER.is_mount():
+        # `ip netns add` has mounted the folder over itself, and nobody else uses it.
+        for _ in range(mount_points().count(str(_FOLDER))):
             run(["umount", str(_FOLDER)])
         _FOLDER.rmdir()
 

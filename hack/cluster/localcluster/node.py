@@ -66,9 +66,9 @@ class Node:
     def socket(self) -> Path:
         return self.folder / "containerd.sock"
 
-    def start_runtime(self, binaries: Path) -> None:
+    def start_runtime(self) -> None:
         """Start the mount namespace and containerd; the network and the cgroup exist already."""
-        self._write_files(binaries)
+        self._write_files()
         holder = self._processes.start(
             Spec(self.holder, ["unshare", "--mount", "sh", "-eu", str(self._mount_script())])
         )
@@ -152,10 +152,10 @@ class Node:
         script.write_text("\n".join(lines) + "\n")
         return script
 
-    def _write_files(self, binaries: Path) -> None:
+    def _write_files(self) -> None:
         (self.folder / "cni").mkdir(parents=True)
         (self.folder / "cni/10-rtj.conflist").write_text(json.dumps(self._cni_config(), indent=1))
-        (self.folder / "containerd.toml").write_text(self._containerd_config(binaries))
+        (self.folder / "containerd.toml").write_text(self._containerd_config())
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_config(), indent=1))
 
     def _cni_config(self) -> dict[str, object]:
@@ -173,7 +173,7 @@ class Node:
         ]
         return {"cniVersion": "1.0.0", "name": self.name.netns, "plugins": plugins}
 
-    def _containerd_config(self, binaries: Path) -> str:
+    def _containerd_config(self) -> str:
         folder = self.folder
         return f"""\
 version = 3
@@ -198,7 +198,7 @@ conf_dir = "{folder}/cni"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-BinaryName = "{binaries}/runc"
+BinaryName = "{self._settings.programs}/runc"
 [plugins.'io.containerd.grpc.v1.cri']
 disable_tcp_service = true
 """

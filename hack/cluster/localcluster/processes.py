@@ -66,9 +66,8 @@ def enter_argv(netns: str = "", mounts_pid: int | None = None) -> list[str]:
 class Processes:
     """The processes of one state folder."""
 
-    def __init__(self, settings: Settings, binaries: Path) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._binaries = binaries
 
     def start(self, spec: Spec) -> Record:
         """Start `spec` in the background, its output appended to `STATE/logs/NAME.log`."""
@@ -91,7 +90,7 @@ class Processes:
 
     def environment(self) -> dict[str, str]:
         """The environment of the cluster's processes: nothing of the caller's gets in."""
-        path = f"{self._binaries}:{SYSTEM_PATH}"
+        path = f"{self._settings.programs}:{SYSTEM_PATH}"
         return {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", MARKER: str(self._settings.state)}
 
     def _write(self, record: Record) -> None:

@@ -36,7 +36,7 @@ def shell_exports(cluster: Cluster) -> str:
         f"export {name}={shlex.quote(value)}"
         for name, value in variables(cluster.settings, inside=False).items()
     ]
-    lines.append(f"export PATH={shlex.quote(str(cluster.binaries))}:$PATH")
+    lines.append(f"export PATH={shlex.quote(str(cluster.settings.programs))}:$PATH")
     return "\n".join(lines)
 
 

@@ -51,6 +51,11 @@ class Settings:
         return self.state / "run"
 
     @property
+    def programs(self) -> Path:
+        """Link to the programs that the cluster was started with."""
+        return self.state / "bin"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 
