@@ -1,0 +1,95 @@
+"""`rtj checkpoints`: what can be resumed from, read from the bucket alone."""
+
+import argparse
+import json
+import time
+from typing import Any
+
+from trainer_sidecar.commands.store_options import add_run_options, open_journal
+from trainer_sidecar.commands.table import print_rows
+from trainer_sidecar.contract.journal import Manifest, RestorePoint
+from trainer_sidecar.contract.keys import parse_checkpoint_id
+from trainer_sidecar.store.history import History
+from trainer_sidecar.store.verify import read_manifest
+
+
+def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the subcommand with `list` and `show`."""
+    parser = subcommands.add_parser("checkpoints", help="list and show the committed checkpoints of a run")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="all commits, newest first, and which one a resume would take")
+    showing = actions.add_parser("show", help="one checkpoint's manifest and what the journal says of it")
+    showing.add_argument("checkpoint", help="checkpoint id, or 'newest' (what a resume would take)")
+    for action, handler in ((listing, _list), (showing, _show)):
+        add_run_options(action)
+        action.add_argument("--output", choices=("table", "json"), default="table")
+        action.set_defaults(handler=handler)
+
+
+def _list(args: argparse.Namespace) -> int:
+    history = open_journal(args).read()
+    print_rows([_row(history, m) for m in reversed(history.manifests.values())], output=args.output)
+    return 0
+
+
+def _row(history: History, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "checkpoint": manifest.checkpoint_id,
+        "step": manifest.step,
+        "samples": manifest.samples,
+        "bytes": manifest.bytes,
+        "reason": manifest.reason.value,
+        "committed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(manifest.time)),
+        "state": _state(history, manifest),
+    }
+
+
+def _state(history: History, manifest: Manifest) -> str:
+    name = manifest.checkpoint_id
+    newest = history.newest_restorable
+    if name in history.retired:
+        return "retired"
+    if name in history.quarantined:
+        return f"quarantined ({history.quarantined[name].fault})"
+    words = [] if manifest in history.lineage else ["abandoned"]
+    words += ["verified"] if name in history.verified else []
+    words += ["resume point"] if newest is not None and newest.checkpoint_id == name else []
+    return ", ".join(words)
+
+
+def _show(args: argparse.Namespace) -> int:
+    journal = open_journal(args)
+    history = journal.read()
+    point = _find(history, args.checkpoint)
+    manifest = read_manifest(journal.store, journal.keys, point)
+    document = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
+    entry = history.manifests[point.checkpoint_id]
+    if args.output == "json":
+        print(json.dumps({"state": _state(history, entry), **document}, indent=2))
+        return 0
+    facts = {
+        **_row(history, entry),
+        "sequence": entry.seq,
+        "epoch": entry.epoch,
+        "parent": entry.parent,
+        "mesh": str(manifest.topology.mesh),
+        "shards": len(manifest.shards),
+        "state digest": manifest.state_digest,
+        "fingerprints": [f"{k}={v}" for k, v in manifest.fingerprints.items()],
+    }
+    for name, value in facts.items():
+        print(f"{name + ':':15} {value if value not in (None, '', []) else '-'}")
+    return 0
+
+
+def _find(history: History, wanted: str) -> RestorePoint:
+    if wanted == "newest":
+        if history.newest_restorable is None:
+            raise ValueError("this run has no checkpoint that a resume would take")
+        return history.newest_restorable
+    parse_checkpoint_id(wanted)
+    entry = history.manifests.get(wanted)
+    if entry is None:
+        known = ", ".join(list(history.manifests)[-3:]) or "none"
+        raise ValueError(f"checkpoint {wanted} was never committed in this run; the newest commits: {known}")
+    return RestorePoint(checkpoint_id=wanted, sequence=entry.seq, step=entry.step, manifest=entry.manifest)

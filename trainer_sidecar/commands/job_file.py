@@ -1,0 +1,25 @@
+"""A `job.yaml` read for the command line: the same resource that the operator takes, with the same defaults."""
+
+from pathlib import Path
+
+import yaml
+
+from rtj_operator.api import parse_job
+from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
+
+
+def read_job(path: Path) -> EffectiveSpec:
+    """The only ResumableTrainingJob in the file, with defaults resolved. Raises ValueError naming file and field."""
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d]
+    except OSError as exc:
+        raise ValueError(f"{path} cannot be read: {exc.strerror}") from exc
+    except yaml.YAMLError as exc:
+        raise ValueError(f"{path} is not YAML: {exc}") from exc
+    jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == "ResumableTrainingJob"]
+    if len(jobs) != 1:
+        raise ValueError(f"{path} holds {len(jobs)} ResumableTrainingJobs, one is needed")
+    try:
+        return effective(parse_job(jobs[0]), OperatorDefaults())
+    except ValueError as exc:
+        raise ValueError(f"{path}: {exc}") from exc

@@ -1,0 +1,55 @@
+"""`rtj journal tail`: the run's one ordered log, as it stands in the store."""
+
+import argparse
+import time
+from typing import Any
+
+from trainer_sidecar.commands.store_options import add_run_options, open_journal
+from trainer_sidecar.commands.table import print_rows
+from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined, Verified
+
+
+def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the subcommand with `tail`."""
+    parser = subcommands.add_parser("journal", help="show the journal of a run")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    tail = actions.add_parser("tail", help="the newest entries, oldest of them first")
+    tail.add_argument("-n", "--lines", type=int, default=20, metavar="N", help="how many (default 20)")
+    add_run_options(tail)
+    tail.add_argument("--output", choices=("table", "json"), default="table")
+    tail.set_defaults(handler=_tail)
+
+
+def _tail(args: argparse.Namespace) -> int:
+    entries = open_journal(args).read().entries[-args.lines :] if args.lines > 0 else ()
+    if args.output == "json":
+        rows = [e.model_dump(mode="json", by_alias=True, exclude_none=True) for e in entries]
+    else:
+        rows = [_row(e) for e in entries]
+    print_rows(rows, output=args.output)
+    return 0
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    return {
+        "seq": entry.seq,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.time)),
+        "kind": entry.kind,
+        "epoch": entry.epoch,
+        "writer": entry.writer,
+        "what": _what(entry),
+    }
+
+
+def _what(entry: Entry) -> str:
+    if isinstance(entry, Attempt):
+        start = f"from step {entry.restore.step}" if entry.restore else "from scratch"
+        return f"attempt {entry.attempt} [{entry.cause}] {start} on {entry.topology.mesh}"
+    if isinstance(entry, Manifest):
+        return f"step {entry.step} committed [{entry.reason}], {entry.bytes} bytes: {entry.checkpoint_id}"
+    if isinstance(entry, Verified):
+        return f"{entry.checkpoint_id} verified [{entry.level}]"
+    if isinstance(entry, Quarantined):
+        return f"{', '.join(entry.checkpoint_ids)} quarantined [{entry.fault}]: {entry.reason}"
+    named = getattr(entry, "checkpoint_id", None) or ", ".join(getattr(entry, "checkpoint_ids", []))
+    return f"{named} {getattr(entry, 'reason', '') or getattr(entry, 'holder', '')}".strip()

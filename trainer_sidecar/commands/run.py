@@ -1,0 +1,183 @@
+"""`rtj run`: train on this machine with the same sidecar, launcher and journal as in a cluster."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_sidecar.commands.store_options import add_store_options
+from trainer_sidecar.contract.plan import CheckpointPolicy, VerificationPolicy
+
+if TYPE_CHECKING:
+    from rtj_operator.api.effective import EffectiveSpec
+    from trainer_sidecar.run.local_plan import LocalMesh, RunSettings
+
+_DESCRIPTION = """Train on this machine and survive failures: ranks that die are started again from the newest commit,
+and the same command run again resumes. Ctrl-C saves and ends; twice stops at once. Options beat the job file."""
+
+
+def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the subcommand."""
+    parser = subcommands.add_parser(
+        "run",
+        help="train on this machine, resumable",
+        description=_DESCRIPTION,
+        usage="rtj run [options] -- train.py args...",
+    )
+    parser.add_argument(
+        "script", nargs=argparse.REMAINDER, help="what torchrun runs: a script or -m module, then arguments"
+    )
+    parser.add_argument(
+        "-f", "--file", type=Path, metavar="JOB.YAML", help="take store, mesh, batch and script from a job"
+    )
+    add_store_options(parser, required=False)
+    parser.add_argument("--run-id", metavar="ID", help="name of the run (default: the script's)")
+    _add_mesh(parser.add_argument_group("mesh and batch"))
+    _add_policy(parser.add_argument_group("checkpoints and failures"))
+    show = parser.add_argument_group("output")
+    show.add_argument(
+        "--status-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="sidecar's /status and /metrics (0: a free port)",
+    )
+    show.add_argument(
+        "--ledger", type=Path, metavar="DIR", help="every rank writes there what it consumed and saw"
+    )
+    show.add_argument("--json", action="store_true", help="events as JSON lines on stderr")
+    show.add_argument("--verbose", action="store_true", help="logs of launcher and sidecar on stderr too")
+    parser.set_defaults(handler=_run)
+
+
+def _add_mesh(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--nproc", type=_positive, metavar="N", help="ranks on this machine (default 1, or the job's)"
+    )
+    group.add_argument("--tp", type=_positive, metavar="N", help="tensor parallel (default 1)")
+    group.add_argument("--pp", type=_positive, metavar="N", help="pipeline parallel (default 1)")
+    group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default 3)")
+    group.add_argument("--global-batch", type=_positive, metavar="N", help="samples per step, kept constant")
+    group.add_argument(
+        "--max-micro-batch", type=_positive, metavar="N", help="most samples that a rank takes at once"
+    )
+
+
+def _add_policy(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--interval-steps", type=int, metavar="N", help="save every N steps (default 500, 0: off)"
+    )
+    group.add_argument(
+        "--interval-seconds", type=float, metavar="S", help="save every S seconds (default 600, 0: off)"
+    )
+    group.add_argument(
+        "--max-restarts",
+        type=int,
+        default=3,
+        metavar="K",
+        help="failures in a row without a newer commit (default 3)",
+    )
+    group.add_argument(
+        "--backoff-seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="before the second of those (default 5)",
+    )
+    group.add_argument(
+        "--hang-timeout",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="seconds without a step (default 1800, 0: off)",
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def _run(args: argparse.Namespace) -> int:
+    from trainer_sidecar.run.local_run import LocalRun
+    from trainer_sidecar.run.run_events import RunEvents
+
+    settings = settings_of(args)
+    events = RunEvents(as_json=args.json)
+    events.tell(
+        "Run",
+        f"run {settings.run_id} in {settings.store_url}: {' '.join(settings.script)}",
+        runId=settings.run_id,
+        store=settings.store_url,
+    )
+    return LocalRun(settings, events, verbose=args.verbose).run()
+
+
+def settings_of(args: argparse.Namespace) -> "RunSettings":
+    """Settings from options, then the job file, then defaults. Raises ValueError naming what is missing."""
+    from trainer_sidecar.run.local_plan import RunSettings, default_run_id
+
+    job = _job(args.file)
+    script = [w for i, w in enumerate(args.script) if i or w != "--"] or (list(job.command) if job else [])
+    if not script:
+        raise ValueError(
+            "nothing to run: name the script after --, as in: rtj run --store file:///ckpt -- train.py"
+        )
+    store = args.store or (job.store.url if job else None)
+    if not store:
+        raise ValueError(
+            "no store: give --store file:///folder or s3://bucket/prefix, or a job file with one"
+        )
+    settings = RunSettings(
+        script=script,
+        store_url=store,
+        run_id=args.run_id or (job.run_id if job else default_run_id(script)),
+        mesh=_mesh(args, job),
+        store_endpoint=args.endpoint or (job.store.endpoint if job and not args.store else None),
+        store_region=args.region or (job.store.region if job and not args.store else None),
+        checkpoint=_checkpoint(args, job.checkpoint if job else CheckpointPolicy()),
+        verification=job.verification if job else VerificationPolicy(),
+        max_restarts=args.max_restarts,
+        backoff_seconds=args.backoff_seconds,
+        hang_timeout=args.hang_timeout,
+        status_port=args.status_port,
+        ledger=args.ledger.absolute() if args.ledger else None,
+    )
+    settings.keys  # noqa: B018  refuses a run id that cannot be part of a key
+    return settings
+
+
+def _job(path: Path | None) -> "EffectiveSpec | None":
+    if path is None:
+        return None
+    from trainer_sidecar.commands.job_file import read_job
+
+    return read_job(path)
+
+
+def _mesh(args: argparse.Namespace, job: "EffectiveSpec | None") -> "LocalMesh":
+    from trainer_sidecar.run.local_plan import LocalMesh
+
+    known: dict[str, Any] = {}
+    if job is not None:
+        mesh = job.mesh
+        known = {
+            "ranks": mesh.nodes * mesh.ranks_per_node,
+            "tp": mesh.tp,
+            "pp": mesh.pp,
+            "zero": mesh.zero,
+            "alternatives": mesh.alternatives,
+            "global_batch": mesh.global_batch,
+            "max_micro_batch": mesh.micro_batch_limit,
+            "matrix": job.matrix,
+        }
+    options = ("tp", "pp", "zero", "global_batch", "max_micro_batch")
+    given = {"ranks": args.nproc, **{name: getattr(args, name) for name in options}}
+    known.update({name: value for name, value in given.items() if value is not None})
+    return LocalMesh(**{"ranks": 1, **known})
+
+
+def _checkpoint(args: argparse.Namespace, policy: CheckpointPolicy) -> CheckpointPolicy:
+    given = {"interval_steps": args.interval_steps, "interval_seconds": args.interval_seconds}
+    return CheckpointPolicy(**{**policy.model_dump(), **{k: v for k, v in given.items() if v is not None}})

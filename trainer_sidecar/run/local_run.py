@@ -1,0 +1,252 @@
+"""The loop of `rtj run`: fence and pick, publish the plan, follow the attempt, decide what comes after it.
+
+It is the operator's part for one machine, through the same journal and the same plan file; it never touches tensors.
+"""
+
+import os
+import signal
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from types import FrameType
+
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
+from trainer_sidecar.contract.plan import Order, Plan
+from trainer_sidecar.run.fence_watch import FenceWatch
+from trainer_sidecar.run.local_plan import RunSettings, plan_for
+from trainer_sidecar.run.local_processes import LocalProcesses
+from trainer_sidecar.run.local_volume import LocalVolume
+from trainer_sidecar.run.run_events import RunEvents
+from trainer_sidecar.run.status_watch import StatusWatch
+from trainer_sidecar.sidecar.workdir import write_file
+from trainer_sidecar.store.fence import Fenced, FenceRequest, fence_and_pick
+from trainer_sidecar.store.journal import Journal
+from trainer_sidecar.store.open import open_store
+
+POLL_SECONDS = 0.1
+COMMIT_WAIT_SECONDS = 30.0
+"""How long a save whose ranks have all sealed may delay the next fence (operator.md O1)."""
+KEPT_UP = (OutcomeKind.FAILED, OutcomeKind.FENCED)
+EXIT_FENCED = EXIT_CODES[OutcomeKind.FENCED]
+
+
+@dataclass
+class Ended:
+    """How an attempt ended, and why the next one would start."""
+
+    outcome: Outcome
+    cause: Cause = Cause.RANK_FAILED
+    retry: bool = False
+
+
+class LocalRun:
+    """One `rtj run`, from the first fence to the exit code."""
+
+    def __init__(self, settings: RunSettings, events: RunEvents, *, verbose: bool = False) -> None:
+        self._settings, self._events = settings, events
+        self._local = LocalVolume()
+        self._processes = LocalProcesses(settings, self._local, events, verbose=verbose)
+        self._journal = self._open_journal()
+        self._status = StatusWatch(self._processes.status_port, events)
+        self._stops = 0
+        self._attempts = 0
+        self._failures = 0
+
+    def run(self) -> int:
+        """Train to the end, through failures. Raises FenceError, JournalError, StoreError, SidecarDiedError."""
+        before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        watch = None
+        try:
+            self._processes.start()
+            fenced = self._fence(None)
+            watch = FenceWatch(self._open_journal())
+            return self._follow_attempts(fenced, watch)
+        finally:
+            if watch is not None:
+                watch.stop()
+            self._processes.stop()
+            self._local.remove()
+            self._journal.store.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _open_journal(self) -> Journal:
+        settings = self._settings
+        store = open_store(settings.store_url, endpoint=settings.store_endpoint, region=settings.store_region)
+        return Journal(store, settings.keys)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._stops += 1
+
+    # -- attempts
+
+    def _follow_attempts(self, fenced: Fenced, watch: FenceWatch) -> int:
+        while True:
+            plan = self._publish(fenced)
+            ended = self._follow(plan, watch)
+            code = self._after(plan, ended)
+            if code is not None:
+                return code
+            if not self._back_off(watch):
+                return EXIT_CODES[ended.outcome.kind]
+            fenced = self._fence(ended.cause)
+
+    def _fence(self, cause: Cause | None) -> Fenced:
+        if cause is None:
+            cause = Cause.RESUMED if self._journal.read().attempts else Cause.FIRST
+        request = FenceRequest(
+            owner=self._settings.owner,
+            attempt_nonce=uuid.uuid4().hex,
+            cause=cause,
+            writer=f"rtj run/{socket.gethostname()}-{os.getpid()}",
+            plan_for=self._settings.mesh.topology,
+            known_attempts=self._attempts,
+            known_commits=bool(self._journal.history.manifests),
+        )
+        fenced = fence_and_pick(self._journal, request)
+        self._attempts = fenced.attempt
+        for sentence in fenced.quarantined:
+            self._events.tell("Quarantined", sentence)
+        return fenced
+
+    def _publish(self, fenced: Fenced) -> Plan:
+        lineage = [m.checkpoint_id for m in self._journal.history.lineage]
+        plan = plan_for(self._settings, fenced.entry, self._processes.status_port, lineage)
+        self._write_plan(plan)
+        self._status.new_attempt(plan.epoch)
+        where = "from scratch"
+        if plan.restore:
+            where = f"from step {plan.restore.step} (checkpoint {plan.restore.checkpoint_id})"
+        topology = plan.topology
+        self._events.tell(
+            "AttemptStarted",
+            f"attempt {plan.attempt} starts {where} on {topology.ranks_per_node} ranks, {topology.mesh}, "
+            f"{topology.batch.accumulation} x {topology.batch.micro_batch_size} samples a rank [{plan.cause}]",
+            attempt=plan.attempt,
+            epoch=plan.epoch,
+            cause=plan.cause.value,
+            restore=plan.restore.model_dump(by_alias=True) if plan.restore else None,
+            topology=topology.model_dump(by_alias=True),
+        )
+        return plan
+
+    def _write_plan(self, plan: Plan) -> None:
+        write_file(self._local.plan_file, plan.to_bytes())
+
+    def _order(self, plan: Plan, order: Order) -> None:
+        self._write_plan(plan.model_copy(update={"order": order}))
+
+    # -- one attempt
+
+    def _follow(self, plan: Plan, watch: FenceWatch) -> Ended:
+        """Until the attempt's outcome is there."""
+        ordered = 0
+        while True:
+            outcome = self._pod_outcome(plan) or self._launcher_outcome(plan)
+            self._status.poll()
+            if outcome is not None:
+                retry = outcome.kind in KEPT_UP and not self._stops
+                return Ended(outcome, retry=retry)
+            if ordered < min(self._stops, 2):
+                ordered = min(self._stops, 2)
+                self._tell_order(ordered)
+                self._order(plan, Order.SAVE_AND_EXIT if ordered == 1 else Order.STOP)
+            fence = watch.later_than(plan.epoch)
+            if fence is not None or self._status.fenced(plan.epoch):
+                by = f"attempt {fence.attempt} by {fence.writer}" if fence else "a later attempt"
+                message = f"{by} has taken this run over; nothing that this one still writes can be committed"
+                return Ended(
+                    Outcome(epoch=plan.epoch, attempt=plan.attempt, kind=OutcomeKind.FENCED, message=message)
+                )
+            if self._hangs(plan):
+                message = f"no step for {self._settings.hang_timeout:g} s"
+                failed = Outcome(
+                    epoch=plan.epoch, attempt=plan.attempt, kind=OutcomeKind.FAILED, message=message
+                )
+                return Ended(failed, cause=Cause.HUNG, retry=not self._stops)
+            self._processes.revive_sidecar()
+            time.sleep(POLL_SECONDS)
+
+    def _tell_order(self, ordered: int) -> None:
+        if ordered == 1:
+            self._events.tell(
+                "Saving", "saving at the next step, then ending; once more to stop without saving"
+            )
+        else:
+            self._events.tell("Stopping", "stopping without saving")
+
+    def _pod_outcome(self, plan: Plan) -> Outcome | None:
+        path = self._local.volume.outcome_dir(plan.epoch) / "pod.json"
+        return Outcome.model_validate_json(path.read_bytes()) if path.exists() else None
+
+    def _launcher_outcome(self, plan: Plan) -> Outcome | None:
+        code = self._processes.launcher_code()
+        if code is None:
+            return None
+        found = self._pod_outcome(plan)  # written before it ended
+        message = f"rtj-launch ended with code {code} and wrote no outcome"
+        return found or Outcome(
+            epoch=plan.epoch, attempt=plan.attempt, kind=OutcomeKind.FAILED, message=message
+        )
+
+    def _hangs(self, plan: Plan) -> bool:
+        limit = self._settings.hang_timeout
+        return limit > 0 and self._status.seconds_without_step(plan.epoch) > limit
+
+    # -- after an attempt
+
+    def _after(self, plan: Plan, ended: Ended) -> int | None:
+        """Exit code, or None when another attempt shall start."""
+        outcome = ended.outcome
+        self._events.tell(
+            "AttemptEnded",
+            f"attempt {plan.attempt} ended {outcome.kind}"
+            + (f": {outcome.message}" if outcome.message else ""),
+            attempt=plan.attempt,
+            outcome=outcome.model_dump(mode="json", by_alias=True, exclude_none=True),
+        )
+        alive = self._processes.launcher_code() is None
+        if outcome.kind == OutcomeKind.FAILED and ended.retry and alive:
+            self._await_commit()
+            if self._spend_budget(plan):
+                return None
+        if alive and outcome.kind != OutcomeKind.FINISHED:
+            self._order(plan, Order.STOP)
+        return EXIT_CODES[outcome.kind]
+
+    def _await_commit(self) -> None:
+        """All ranks have sealed: their save outlives them and is worth a moment."""
+        deadline = time.monotonic() + COMMIT_WAIT_SECONDS
+        while self._status.sealed_save() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self._status.poll()
+
+    def _spend_budget(self, plan: Plan) -> bool:
+        """True when one more attempt may start. A commit of this attempt makes its failure the first one again."""
+        committed = self._journal.refresh().manifests.values()
+        progressed = any(m.epoch == plan.epoch for m in committed)
+        self._failures = 1 if progressed else self._failures + 1
+        limit = self._settings.max_restarts
+        if self._failures > limit:
+            self._events.tell(
+                "GaveUp",
+                f"{self._failures} failures in a row without a newer commit, --max-restarts allows {limit}: "
+                "correct what fails, then run again; it resumes from the newest commit",
+                failures=self._failures,
+            )
+            return False
+        return True
+
+    def _back_off(self, watch: FenceWatch) -> bool:
+        """Wait before the next attempt; False when a signal or a fence ended the wait."""
+        seconds = self._settings.backoff(self._failures)
+        if seconds:
+            self._events.tell("BackOff", f"next attempt in {seconds:g} s", seconds=seconds)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._stops:
+            time.sleep(POLL_SECONDS)
+        return not self._stops and watch.later_than(self._journal.history.epoch) is None

@@ -1,0 +1,68 @@
+"""The private folder in memory that stands for a pod's shared volume, and the removal of those that were left behind.
+
+A `rtj run` that got SIGKILL cannot clean up. Each one holds a lock on its folder for life; whoever comes next removes
+the folders whose lock is free, so that memory is not lost until the next reboot.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from trainer_sidecar.contract.volume import Volume
+
+_PREFIX = "rtj-run-"
+
+
+def memory_folder() -> Path:
+    """/dev/shm where it can be written, else the ordinary temporary folder."""
+    shm = Path("/dev/shm")
+    return shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+class LocalVolume:
+    """One run's folder: `volume` as in a pod, `plan_file` beside it, logs of sidecar and launcher."""
+
+    def __init__(self, base: Path | None = None) -> None:
+        base = base or memory_folder()
+        remove_abandoned(base)
+        self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))
+        self._lock = _lock(self.root)
+        self.volume = Volume(self.root / "volume")
+        self.plan_file = self.root / "plan.json"
+        self.sidecar_log = self.root / "sidecar.log"
+        self.volume.root.mkdir()
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_abandoned(base: Path) -> list[Path]:
+    """Remove the folders of this user whose run is gone; returns them."""
+    removed = []
+    for folder in base.glob(f"{_PREFIX}{os.getuid()}-*"):
+        lock = _lock(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            removed.append(folder)
+    return removed
+
+
+def _lock(folder: Path) -> int | None:
+    """Descriptor that holds the folder's lock (not inherited by children), or None when another process has it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None  # removed meanwhile, or not ours
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle

@@ -1,0 +1,101 @@
+"""The sidecar's `/status`, looked at twice a second for people, for hangs and for fences; never for correctness."""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+
+from pydantic import ValidationError
+
+from trainer_sidecar.contract.status import SidecarStatus
+from trainer_sidecar.run.run_events import RunEvents
+
+INTERVAL_SECONDS = 0.5
+_MAX_BYTES = 1 << 20
+
+
+class StatusWatch:
+    """Newest status, and one event for each commit and each resume report in it."""
+
+    def __init__(self, port: int, events: RunEvents) -> None:
+        self._url, self._events = f"http://127.0.0.1:{port}/status", events
+        self._next = 0.0
+        self._epoch = 0
+        self._moved: tuple[int, float] | None = None
+        self._told_commit = self._told_resume = ""
+        self._told_error = ""
+        self.status: SidecarStatus | None = None
+
+    def new_attempt(self, epoch: int) -> None:
+        """Forget what belonged to the attempt before."""
+        self._epoch, self._moved, self._told_resume = epoch, None, ""
+
+    def poll(self) -> None:
+        """Ask, unless it was asked half a second ago. A sidecar that does not answer is no news here."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + INTERVAL_SECONDS
+        try:
+            with urllib.request.urlopen(self._url, timeout=1.0) as reply:
+                self.status = SidecarStatus.model_validate_json(reply.read(_MAX_BYTES))
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValidationError):
+            return
+        self._tell(self.status)
+        if self.status.progress and self.status.epoch == self._epoch:
+            step = self.status.progress.step
+            if self._moved is None or self._moved[0] != step:
+                self._moved = (step, now)
+
+    def fenced(self, epoch: int) -> bool:
+        """The sidecar found a later attempt in the journal while it served `epoch`."""
+        return self.status is not None and self.status.epoch == epoch and self.status.fenced
+
+    def sealed_save(self) -> bool:
+        """A save is in flight whose ranks have all sealed."""
+        flight = self.status.in_flight if self.status else None
+        return flight is not None and flight.sealed == flight.of
+
+    def seconds_without_step(self, epoch: int) -> float:
+        """Since the step last moved; 0 before the attempt's first step (start-up has limits of its own)."""
+        if epoch != self._epoch or self._moved is None:
+            return 0.0
+        return time.monotonic() - self._moved[1]
+
+    def _tell(self, status: SidecarStatus) -> None:
+        commit = status.last_committed
+        if commit and commit.checkpoint_id != self._told_commit:
+            if self._told_commit or commit.time > time.time() - 60:
+                took = f" in {status.last_save_seconds:.1f} s" if status.last_save_seconds else ""
+                self._events.tell(
+                    "Committed",
+                    f"step {commit.step} committed{took} (checkpoint {commit.checkpoint_id})",
+                    **commit.model_dump(by_alias=True),
+                )
+            self._told_commit = commit.checkpoint_id
+        if status.store_error != self._told_error:
+            self._told_error = status.store_error
+            if status.store_error:
+                self._events.tell("StoreTrouble", f"the store: {status.store_error}; training goes on")
+        self._tell_resume(status)
+
+    def _tell_resume(self, status: SidecarStatus) -> None:
+        report = status.resume
+        if report is None or report.epoch != self._epoch:
+            return
+        failed = [c.name for c in report.checks if not c.passed]
+        verdict = {True: "verified", False: "NOT verified", None: "restored"}[report.verified]
+        key = f"{report.epoch} {verdict} {failed}"
+        if key == self._told_resume:
+            return
+        self._told_resume = key
+        passed = f"{len(report.checks) - len(failed)} of {len(report.checks)} checks passed"
+        total = report.seconds.get("total")
+        took = f" in {total:.1f} s" if total is not None and report.verified is None else ""
+        delta = f", loss delta {report.loss_delta:.2g}" if report.loss_delta is not None else ""
+        self._events.tell(
+            "Resume",
+            f"resume of step {report.step} {verdict}{took}: {passed}{delta}"
+            + (f"; failed: {', '.join(failed)}" if failed else ""),
+            **report.model_dump(mode="json", by_alias=True, exclude_none=True),
+        )
