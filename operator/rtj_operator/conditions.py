@@ -131,7 +131,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.BATCH_NOT_DIVISIBLE: "The global batch cannot be split exactly at a size that may be used.",
     Reason.MESH_IMPOSSIBLE: "Ranks cannot be arranged as tp x pp asks for at a size that may be used.",
     Reason.SIZES_INVALID: "nodes, minNodes, maxNodes and sizes contradict each other.",
-    Reason.SHARED_PROCESS_NAMESPACE: "The template shares the process namespace, which shows the sidecar's credentials.",
+    Reason.SHARED_PROCESS_NAMESPACE: "The template shares the process namespace and so the sidecar's credentials.",
     Reason.RESERVED_NAME: "The template uses a name, port or path that belongs to the operator.",
     Reason.SECRET_NOT_ALLOWED: "The Secret's name is not one that the operator allows.",
     Reason.STORE_NOT_ALLOWED: "The store's URL or endpoint is not one that the operator allows.",

@@ -1,8 +1,8 @@
-"""Generates the CustomResourceDefinition from the models, so that what the API server checks is what the operator reads.
+"""Generates the CustomResourceDefinition from the models, so that the API server checks what the operator reads.
 
 `python -m rtj_operator.crd --write` writes it for kubectl and for the chart; `--check` fails when a file is stale.
-Defaults are not put into the schema, since they would be written into stored objects and outlive their meaning: they are
-said in the description, and `effective` resolves them. Only what the scale subresource reads has one.
+Defaults are not put into the schema, since they would be written into stored objects and outlive their meaning: they
+are said in the description, and `effective` resolves them. Only what the scale subresource reads has one.
 """
 
 import argparse
@@ -208,7 +208,10 @@ def main(argv: list[str] | None = None) -> int:
     elif args.check:
         old = stale(args.root)
         for path in old:
-            print(f"{path} is not what the models say: run `python -m rtj_operator.crd --write`", file=sys.stderr)
+            print(
+                f"{path} is not what the models say: run `python -m rtj_operator.crd --write`",
+                file=sys.stderr,
+            )
         return 1 if old else 0
     else:
         print(render(), end="")

@@ -166,7 +166,9 @@ def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] =
         None,
     )
     if entry is not None and entry.status == CompatibilityStatus.BLOCKED:
-        sentence = f"{change} is {entry.status} by resumeCompatibility: run a drill of it, or list it as verified"
+        sentence = (
+            f"{change} is {entry.status} by resumeCompatibility: run a drill of it, or list it as verified"
+        )
         return Refusal(RefusalReason.TRANSITION_BLOCKED, sentence)
     if entry is None and (saved.tp, saved.pp) != (wanted.tp, wanted.pp):
         sentence = f"{change} changes tp or pp: add it to resumeCompatibility once it is verified"

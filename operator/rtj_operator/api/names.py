@@ -22,6 +22,8 @@ LABEL_UID = f"{GROUP}/uid"
 LABEL_PLACEMENT = f"{GROUP}/placement"
 """Number of the placement, on its Job and pods (O1)."""
 ANNOTATION_PLAN = PLAN_ANNOTATION
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANAGED_BY_VALUE = "rtj-operator"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 TRAINER_CONTAINER = "trainer"

@@ -31,7 +31,8 @@ class Elastic(SpecModel):
             cel(
                 "!has(self.maxNodes) || !has(self.minNodes) || self.minNodes <= self.maxNodes",
                 "elastic.minNodes must not be above elastic.maxNodes",
-                message_expression="'elastic.minNodes %d is above elastic.maxNodes %d: lower minNodes or raise maxNodes'"
+                message_expression="'elastic.minNodes %d is above elastic.maxNodes %d: lower minNodes or raise "
+                "maxNodes'"
                 ".format([self.minNodes, self.maxNodes])",
             ),
             cel(
@@ -233,7 +234,8 @@ class JobSpec(SpecModel):
             cel(
                 "!has(self.elastic) || !has(self.elastic.sizes) || self.nodes in self.elastic.sizes",
                 "nodes must be one of elastic.sizes",
-                message_expression="'nodes %d is none of elastic.sizes: choose one of them, or add it'.format([self.nodes])",
+                message_expression="'nodes %d is none of elastic.sizes: choose one of them, or add "
+                "it'.format([self.nodes])",
             ),
             cel(
                 "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == "

@@ -1,0 +1,105 @@
+"""The sidecar's container: a native sidecar (init container that stays), the only one that sees store credentials."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rtj_operator.api.base import JsonObject
+from rtj_operator.api.effective import EffectiveSpec
+from rtj_operator.api.names import PLAN_VOLUME, SHARED_VOLUME, SIDECAR_CONTAINER
+from rtj_operator.pods.settings import PodSettings
+from trainer_sidecar.contract import volume as env
+
+CREDENTIAL_KEYS = (
+    ("AWS_ACCESS_KEY_ID", True),
+    ("AWS_SECRET_ACCESS_KEY", True),
+    ("AWS_SESSION_TOKEN", False),
+)
+"""(key of the Secret and name of the variable, whether a Secret that the job names must have it)."""
+
+
+def build_sidecar(spec: EffectiveSpec, resources: Mapping[str, Any], settings: PodSettings) -> JsonObject:
+    """The container `rtj-sidecar`."""
+    container: JsonObject = {
+        "name": SIDECAR_CONTAINER,
+        "image": settings.sidecar_image,
+        "restartPolicy": "Always",
+        "env": _environment(spec, settings),
+        "ports": [{"name": "rtj-status", "containerPort": spec.status_port, "protocol": "TCP"}],
+        # The trainer starts only when the launcher lies in the volume; a second is the kubelet's finest step.
+        "startupProbe": _probe("/healthz", spec.status_port, failures=300),
+        # One failure is enough: this is how a rank's death is pushed to the operator within a second (O4).
+        "readinessProbe": _probe("/readyz", spec.status_port, failures=1),
+        "resources": dict(resources),
+        "securityContext": restricted(settings.sidecar_user),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts(settings),
+    }
+    if settings.sidecar_pull_policy:
+        container["imagePullPolicy"] = settings.sidecar_pull_policy
+    if settings.sidecar_command:
+        container["command"] = list(settings.sidecar_command)
+    return container
+
+
+def mounts(settings: PodSettings) -> list[JsonObject]:
+    """The shared volume and the plan, at the same paths in both containers."""
+    return [
+        {"name": SHARED_VOLUME, "mountPath": settings.volume_path},
+        {"name": PLAN_VOLUME, "mountPath": settings.plan_path, "readOnly": True},
+    ]
+
+
+def restricted(user: int) -> JsonObject:
+    """Security context that pod security "restricted" asks of every container (O25). The user is named, since a
+    template may run its pods as root and the sidecar shall not."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "privileged": False,
+        "readOnlyRootFilesystem": True,
+        "runAsGroup": user,
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _environment(spec: EffectiveSpec, settings: PodSettings) -> list[JsonObject]:
+    store = spec.store
+    values = {
+        env.ENV_VOLUME: settings.volume_path,
+        env.ENV_PLAN_FILE: settings.plan_file,
+        env.ENV_STATUS_PORT: str(spec.status_port),
+        env.ENV_NAMESPACE: spec.namespace,
+        env.ENV_RUN_ID: spec.run_id,
+        env.ENV_STORE_URL: store.url,
+        env.ENV_STORE_ENDPOINT: store.endpoint,
+        env.ENV_STORE_REGION: store.region,
+    }
+    # Texts are literal: "$(" in a value would be expanded by the kubelet.
+    named = [{"name": n, "value": v.replace("$", "$$")} for n, v in values.items() if v is not None]
+    pod_name = {"name": env.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    return [*named, pod_name, *_credentials(store.secret, required=store.secret_required)]
+
+
+def _credentials(secret: str, *, required: bool) -> list[JsonObject]:
+    """Single keys, not the whole Secret: nothing else in it may become a variable of the sidecar."""
+    return [
+        {
+            "name": key,
+            "valueFrom": {
+                "secretKeyRef": {"name": secret, "key": key, "optional": not (required and needed)}
+            },
+        }
+        for key, needed in CREDENTIAL_KEYS
+    ]
+
+
+def _probe(path: str, port: int, *, failures: int) -> JsonObject:
+    return {
+        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
+        "periodSeconds": 1,
+        "timeoutSeconds": 1,
+        "successThreshold": 1,
+        "failureThreshold": failures,
+    }
