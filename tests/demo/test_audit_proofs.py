@@ -81,8 +81,8 @@ def lines(epoch: int, steps: range, topology: Topology = DP4, size: int = SIZE) 
     share = GLOBAL_BATCH // topology.mesh.dp
     return [
         LedgerStep(
-            attempt=1, epoch=epoch, rank=rank, world_size=topology.mesh.world_size, step=step, data_epoch=0,
-            ids=[((step - 1) * GLOBAL_BATCH + rank // topology.mesh.tp * share + k) % size for k in range(share)],
+            attempt=1, epoch=epoch, rank=rank, dp_rank=rank // topology.mesh.tp, dp=topology.mesh.dp, step=step,
+            samples=[((step - 1) * GLOBAL_BATCH + rank // topology.mesh.tp * share + k) % size for k in range(share)],
             loss=5.0 / step, grad_norm=1.0, lr=0.1 * step, time=float(step),
         )
         for step in steps
@@ -93,7 +93,7 @@ def lines(epoch: int, steps: range, topology: Topology = DP4, size: int = SIZE) 
 def with_ids(ledger: list[LedgerStep], ids: list[int]) -> list[LedgerStep]:
     """The ledger with other samples in step 8 of rank 0."""
     return [
-        x.model_copy(update={"ids": ids}) if (x.epoch, x.step, x.rank) == (6, 8, 0) else x for x in ledger
+        x.model_copy(update={"samples": ids}) if (x.epoch, x.step, x.rank) == (6, 8, 0) else x for x in ledger
     ]
 
 
@@ -194,7 +194,7 @@ def test_ranks_that_share_a_dp_rank_count_once() -> None:
     history = surviving_history([attempt(1, 1, TP2), commit(2, 1, 3)])
     ledger = lines(1, range(1, 4), TP2)
     assert prove_exactly_once(history, Ledgers(ledger), dataset_size=SIZE).numbers["samples"] == 24
-    ledger[1] = ledger[1].model_copy(update={"ids": [90, 91, 92, 93]})
+    ledger[1] = ledger[1].model_copy(update={"samples": [90, 91, 92, 93]})
     assert "saw different samples" in str(prove_exactly_once(history, Ledgers(ledger), dataset_size=SIZE))
 
 
@@ -221,7 +221,7 @@ def test_the_batches_of_the_run_are_those_of_the_control_run() -> None:
     history = surviving_history(interrupted_journal())
     assert prove_same_samples(history, Ledgers(interrupted_ledger()), *control()).holds
     swapped = [
-        x.model_copy(update={"ids": x.ids[::-1]}) if (x.epoch, x.step, x.rank) == (4, 6, 1) else x
+        x.model_copy(update={"samples": x.samples[::-1]}) if (x.epoch, x.step, x.rank) == (4, 6, 1) else x
         for x in interrupted_ledger()
     ]
     assert "step 6" in str(prove_same_samples(history, Ledgers(swapped), *control()))
@@ -278,7 +278,7 @@ def test_a_ledger_drops_the_line_that_a_killed_rank_left_unfinished(tmp_path: Pa
 def test_a_broken_line_in_the_middle_or_a_step_written_twice_is_refused(tmp_path: Path) -> None:
     line = lines(1, range(1, 2))[0]
     path = tmp_path / ledger_name("run", 1, 0)
-    path.write_text("{}\n" + line.to_json() + "\n")
+    path.write_text("[]\n" + line.to_json() + "\n")
     with pytest.raises(LedgerError, match="line 1"):
         list(read_ledger(path))
     with pytest.raises(LedgerError, match="twice"):

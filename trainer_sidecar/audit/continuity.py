@@ -21,10 +21,10 @@ def prove_learning_rates(
     for step in range(1, min(history.last_step, control.last_step) + 1):
         ours = ledgers.step(history.stretch_of(step).epoch, step)
         theirs = control_ledgers.step(control.stretch_of(step).epoch, step)
-        rates = {line.lr for record in (ours, theirs) if record for line in record.lines.values()}
+        rates = {str(line.lr) for record in (ours, theirs) if record for line in record.lines.values()}
         compared += 1
-        if len(rates) != 1 or None in rates:
-            differ.append(f"step {step}: {', '.join(map(str, rates)) or 'none logged'}")
+        if len(rates) != 1 or "None" in rates:
+            differ.append(f"step {step}: {', '.join(sorted(rates)) or 'none logged'}")
     claim = f"the learning rates of all {compared} steps equal the control run's"
     return Proof("learning rate", claim, {"steps": compared}, differ)
 

@@ -36,7 +36,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class History:
-    """The surviving history: stretches from step 0 on, oldest first; `attempts` are all, survived or not."""
+    """Stretches from step 0 (or the fork point) on, oldest first; `attempts` are all, whether they survived or not."""
 
     stretches: list[Stretch]
     attempts: list[Attempt]
@@ -89,6 +89,8 @@ def _origin(
 ) -> tuple[Manifest | None, Attempt | None]:
     """The commit that an attempt was restored from, and the attempt that made it; nothing for a fresh start."""
     restore = attempt.restore
+    if restore is not None and restore.source is not None:
+        return None, None  # a fork (R15): what came before is another run's history
     if restore is None:
         if any(seq < attempt.seq for seq in commits):
             raise HistoryError(
@@ -128,3 +130,22 @@ def prove_fenced(entries: Sequence[Entry]) -> Proof:
     return Proof(
         "no zombie commit", f"all {count} commits stand before the next fence", {"commits": count}, late
     )
+
+
+def prove_newest_picked(entries: Sequence[Entry]) -> Proof:
+    """Every attempt started from the newest commit that stood before it (valid while nothing is quarantined)."""
+    wrong: list[str] = []
+    newest: Manifest | None = None
+    resumed = 0
+    for entry in sorted(entries, key=lambda e: e.seq):
+        if isinstance(entry, Manifest):
+            newest = entry
+        elif isinstance(entry, Attempt) and newest is not None:
+            resumed += 1
+            picked = entry.restore.sequence if entry.restore else None
+            if picked != newest.seq:
+                wrong.append(
+                    f"attempt {entry.attempt} picked entry {picked}, the newest commit was {newest.seq}"
+                )
+    claim = f"{resumed} resumes, each from the newest commit before its fence"
+    return Proof("newest commit picked", claim, {"resumes": resumed}, wrong)

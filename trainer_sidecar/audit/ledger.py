@@ -1,11 +1,10 @@
 """Reads the ledgers of a run: what each rank of each epoch consumed and saw, step by step."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.contract.topology import Mesh
@@ -23,30 +22,27 @@ class StepRecord:
     step: int
     lines: dict[int, LedgerStep]
 
-    @property
-    def whole(self) -> bool:
-        """Every rank of the world that the lines themselves name has written its line, and no other."""
-        worlds = {line.world_size for line in self.lines.values()}
-        return len(worlds) == 1 and set(self.lines) == set(range(worlds.pop()))
-
     def samples(self, mesh: Mesh) -> list[int]:
         """Dataset indices in the order of dp ranks: the global batch as it was consumed.
 
-        Ranks of one dp rank (tensor and pipeline parallel) see the same samples, which count once. Raises LedgerError
-        when they logged different ones, or when a dp rank logged nothing.
+        Ranks of one dp rank see the same samples, which count once. Raises LedgerError when a rank of the mesh wrote
+        no line, when one wrote that should not be there, or when ranks of one dp rank logged different samples.
         """
+        where = f"epoch {self.epoch}, step {self.step}"
+        if set(self.lines) != set(range(mesh.world_size)):
+            have = ", ".join(map(str, sorted(self.lines)))
+            raise LedgerError(f"{where}: logged by ranks {have} of {mesh.world_size}")
         by_dp: dict[int, list[int]] = {}
-        for rank, line in sorted(self.lines.items()):
-            dp_rank = rank // mesh.tp % mesh.dp  # axis order (pp, dp, tp), tp innermost
-            if by_dp.setdefault(dp_rank, line.ids) != line.ids:
+        for _, line in sorted(self.lines.items()):
+            if line.dp != mesh.dp:
                 raise LedgerError(
-                    f"epoch {self.epoch}, step {self.step}: ranks of dp rank {dp_rank} saw different samples"
+                    f"{where}: rank {line.rank} ran with dp {line.dp}, the journal says {mesh.dp}"
                 )
-        if len(by_dp) != mesh.dp:
-            raise LedgerError(
-                f"epoch {self.epoch}, step {self.step}: {len(by_dp)} of {mesh.dp} dp ranks logged samples"
-            )
-        return [i for dp_rank in range(mesh.dp) for i in by_dp[dp_rank]]
+            if by_dp.setdefault(line.dp_rank, line.samples) != line.samples:
+                raise LedgerError(f"{where}: ranks of dp rank {line.dp_rank} saw different samples")
+        if set(by_dp) != set(range(mesh.dp)):
+            raise LedgerError(f"{where}: samples of {len(by_dp)} dp ranks, the mesh has {mesh.dp}")
+        return [sample for dp_rank in range(mesh.dp) for sample in by_dp[dp_rank]]
 
     @property
     def loss(self) -> float | None:
@@ -98,6 +94,7 @@ def read_ledger(path: Path) -> Iterator[LedgerStep]:
     del unfinished
     for number, line in enumerate(lines, 1):
         try:
-            yield LedgerStep.model_validate_json(line)
-        except ValidationError as exc:
+            if json.loads(line).get("kind") == "step":
+                yield LedgerStep.model_validate_json(line)
+        except (ValueError, AttributeError) as exc:  # pydantic's ValidationError is a ValueError
             raise LedgerError(f"{path}, line {number} is no ledger line: {exc}") from exc

@@ -53,11 +53,6 @@ def consumed_samples(stretch: Stretch, step: int, ledgers: Ledgers) -> list[int]
     if record is None:
         raise LedgerError(f"step {step} survives in epoch {stretch.epoch}, but no rank logged it")
     topology = stretch.attempt.topology
-    if not record.whole or len(record.lines) != topology.mesh.world_size:
-        have = ", ".join(map(str, sorted(record.lines)))
-        raise LedgerError(
-            f"epoch {stretch.epoch}, step {step}: logged by ranks {have} of {topology.mesh.world_size}"
-        )
     samples = record.samples(topology.mesh)
     if len(samples) != topology.batch.global_batch_size:
         raise LedgerError(
@@ -83,7 +78,7 @@ def reprocessed_samples(history: History, ledgers: Ledgers) -> int:
     """Samples that steps consumed which did not survive, on any of their ranks: the price of the faults."""
     survived = {(s.epoch, step) for s in history.stretches for step in s.steps}
     lost = (r for epoch in ledgers.epochs for r in ledgers.of_epoch(epoch) if (epoch, r.step) not in survived)
-    return sum(len(line.ids) for record in lost for line in record.lines.values())
+    return sum(len(line.samples) for record in lost for line in record.lines.values())
 
 
 def prove_same_samples(

@@ -1,0 +1,117 @@
+"""Thin wrappers over the command lines that a user would type: hack/cluster, kubectl and helm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hack.demo.settings import ROOT, DemoError
+
+
+def run(
+    argv: list[str], *, timeout: float, env: Mapping[str, str] | None = None, stdin: str | None = None
+) -> str:
+    """Standard output of a command. Raises DemoError with the end of its output when it fails or takes too long."""
+    try:
+        done = subprocess.run(
+            argv, cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, check=False, timeout=timeout
+        )
+    except FileNotFoundError as error:
+        raise DemoError(
+            f"{argv[0]} is not on this machine: `make setup` and `make cluster-build` bring it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise DemoError(f"`{shlex.join(argv)}` did not end within {timeout:.0f} s") from error
+    if done.returncode != 0:
+        tail = (done.stderr.strip() or done.stdout.strip())[-3000:]
+        raise DemoError(f"`{shlex.join(argv)}` ended with exit code {done.returncode}\n{tail}")
+    return done.stdout
+
+
+class Cluster:
+    """The local cluster by its own command line."""
+
+    def __init__(self) -> None:
+        self._env: dict[str, str] | None = None
+
+    @staticmethod
+    def tool(*words: str, timeout: float = 120) -> str:
+        """`python3 hack/cluster WORDS`."""
+        return run([sys.executable, "hack/cluster", *words], timeout=timeout)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What `hack/cluster env` exports, over this process's environment."""
+        if self._env is None:
+            self._env = {**os.environ, **_exports(self.tool("env"))}
+        return self._env
+
+    @property
+    def pod_s3_endpoint(self) -> str:
+        """Address of the S3 server as pods see it."""
+        return self.variables["RTJ_S3_ENDPOINT_POD"]
+
+    @property
+    def host_s3_endpoint(self) -> str:
+        """Address of the S3 server on this machine."""
+        return self.variables["RTJ_S3_ENDPOINT"]
+
+    def kubectl(self, *words: str, timeout: float = 60, stdin: str | None = None) -> str:
+        """`kubectl WORDS` as the administrator."""
+        return run(["kubectl", *words], timeout=timeout, env=self.variables, stdin=stdin)
+
+    def get(self, *words: str) -> dict[str, Any]:
+        """`kubectl get WORDS -o json`."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Apply objects given as values."""
+        document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+    def helm(self, *words: str, timeout: float = 180) -> str:
+        """`helm WORDS`."""
+        return run(["helm", *words], timeout=timeout, env=self.variables)
+
+    def ready_nodes(self) -> set[str]:
+        """Names of the nodes whose Ready condition is True."""
+        return {node["metadata"]["name"] for node in self.get("nodes")["items"] if _is_ready(node)}
+
+    def build_image(self, target: str, tag: str) -> None:
+        """Build one target of the Dockerfile and load it into every node."""
+        self.tool("image", "build", "--target", target, "--tag", tag, "--load", timeout=900)
+
+
+def _exports(text: str) -> dict[str, str]:
+    """Variables of lines like `export NAME=value`; `$PATH` in a value is this process's PATH."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        words = shlex.split(line)
+        if words[:1] == ["export"] and len(words) == 2:
+            name, _, value = words[1].partition("=")
+            found[name] = value.replace("$PATH", os.environ.get("PATH", ""))
+    return found
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", []))
+
+
+def write_overlay(source: Path, target: Path, values: Mapping[str, str]) -> None:
+    """Copy a kustomize overlay with `values` in the place of its `${NAME}`s. Raises DemoError for an unknown name."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("*.yaml")):
+        text = path.read_text()
+        for name, value in values.items():
+            text = text.replace("${" + name + "}", value)
+        code = "\n".join(line.partition("#")[0] for line in text.splitlines())
+        if "${" in code:
+            raise DemoError(f"{path}: a placeholder has no value: {code[code.index('${') :].split('}')[0]}}}")
+        (target / path.name).write_text(text)
