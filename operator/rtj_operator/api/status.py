@@ -78,6 +78,8 @@ class AttemptStatus(ApiModel):
     """Why they were told so."""
     ordered_at: MicroTime | None = None
     """When they were told so."""
+    end_seen_at: MicroTime | None = None
+    """When its end was seen while a sealed save was still being committed, which is waited for (O1)."""
 
 
 class PlanStatus(ApiModel):
