@@ -60,7 +60,7 @@ class RunSettings:
     """One `rtj run`: what to train, where its checkpoints go, on which mesh, and how often it may fail.
 
     `script` is what torchrun runs (a script or `-m module`, then arguments). `max_restarts` bounds the failures in a
-    row that bring no newer commit. `status_port` 0 takes a free port. `hang_timeout` in seconds without a step, 0 = off.
+    row that bring no newer commit. `status_port` 0 takes a free port. `hang_timeout`: seconds without a step, 0 = off.
     """
 
     script: list[str]

@@ -1,0 +1,99 @@
+"""How the launcher makes one outcome of many ranks. Values in, values out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainer_sidecar import launch
+from trainer_sidecar.contract import CONTRACT_VERSION
+from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
+
+PLAN = {"epoch": 5, "attempt": 2, "topology": {"nodes": 1, "ranksPerNode": 3}}
+
+
+def death(code: int, ended: float = 10.0, error: str = "", well: bool | None = None) -> dict[str, Any]:
+    return {"code": code, "ended": ended, "error": error, "well": code == 0 if well is None else well}
+
+
+def file(kind: str, written: float = 10.0, **more: Any) -> dict[str, Any]:
+    return {"epoch": 5, "attempt": 2, "kind": kind, "written": written, **more}
+
+
+def merge(deaths: dict[int, Any], files: dict[int, Any] | None = None, **more: Any) -> Outcome:
+    return Outcome.model_validate(launch.merge_outcome(PLAN, deaths, files or {}, **more))
+
+
+def test_the_launcher_repeats_the_contract_word_for_word() -> None:
+    assert launch.CONTRACT_VERSION == CONTRACT_VERSION
+    assert list(launch.MERGE_ORDER) == [kind.value for kind in OutcomeKind]
+    assert {k.value: code for k, code in EXIT_CODES.items()} == launch.EXIT_CODES
+
+
+def test_the_first_rank_to_die_is_blamed() -> None:
+    merged = merge(
+        {0: death(1, 10.2, "reset by peer"), 2: death(1, 10.0, "ValueError: bad"), 1: death(1, 10.1)}
+    )
+    assert merged.failure is not None
+    assert merged.failure.rank == 2
+    assert merged.message == "rank 2 exited with code 1: ValueError: bad"
+
+
+def test_a_rank_killed_by_a_signal_is_blamed_before_a_peer_that_told_faster() -> None:
+    merged = merge({0: death(1, 10.0, "reset by peer"), 1: death(-9, 10.3)})
+    assert merged.failure is not None
+    assert (merged.failure.rank, merged.failure.signal) == (1, "SIGKILL")
+    assert merged.message == "rank 1 was killed by SIGKILL"
+
+
+def test_an_abort_of_the_watchdog_is_not_taken_for_a_cause() -> None:
+    merged = merge({0: death(1, 10.0, "Error: own"), 1: death(-6, 10.2)})
+    assert merged.failure is not None
+    assert merged.failure.rank == 0
+
+
+def test_the_time_of_the_outcome_file_counts_not_the_slow_exit_after_it() -> None:
+    files = {2: file("Failed", 10.0, message="NaN in step 3")}
+    merged = merge({0: death(1, 10.4), 2: death(1, 11.9)}, files)
+    assert merged.failure is not None
+    assert (merged.failure.rank, merged.message) == (2, "NaN in step 3")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["Finished", "Finished", "Finished"], "Finished"),
+        (["SavedAndStopped", "Finished", "SavedAndStopped"], "SavedAndStopped"),
+        (["Failed", "ResumeRefused", "Failed"], "ResumeRefused"),
+        (["Fenced", "Failed", "Fenced"], "Failed"),
+        (["Fenced", "Finished", "Fenced"], "Fenced"),
+    ],
+)
+def test_kinds_merge_in_the_order_of_the_contract(kinds: list[str], expected: str) -> None:
+    files = {rank: file(kind, message=kind) for rank, kind in enumerate(kinds)}
+    deaths = {rank: death(0 if kind in launch.GOOD else 1) for rank, kind in enumerate(kinds)}
+    assert merge(deaths, files).kind == expected
+
+
+def test_ranks_killed_because_a_peer_was_fenced_do_not_make_a_failure() -> None:
+    assert merge({1: death(1)}, {1: file("Fenced")}).kind == OutcomeKind.FENCED
+
+
+def test_ranks_killed_for_a_newer_plan_are_fenced_but_a_file_stands() -> None:
+    assert merge({}, killed_as="Fenced").kind == OutcomeKind.FENCED
+    assert merge({0: death(1)}, killed_as="Fenced").kind == OutcomeKind.FAILED
+
+
+def test_a_rank_that_vanished_is_a_failure_even_when_the_others_finished() -> None:
+    merged = merge({0: death(0), 1: death(0)}, launcher_error="torchrun exited with code -9")
+    assert (merged.kind, merged.message) == (OutcomeKind.FAILED, "torchrun exited with code -9")
+
+
+def test_an_outcome_fits_the_termination_message_whatever_the_error_is() -> None:
+    outcome = launch.merge_outcome(PLAN, {0: death(1, error="ü" * 5000 + "the end")}, {})
+    outcome["message"] = "é" * 9000
+    data = launch.bounded_json(outcome)
+    assert len(data) <= 4096
+    assert json.loads(data)["kind"] == "Failed"
