@@ -3,6 +3,7 @@
 Called by the coordinator of the newest epoch after every object of the save, `manifest.json` last, is in the store.
 """
 
+import hashlib
 import threading
 import time
 from uuid import uuid4
@@ -55,7 +56,8 @@ def check_epoch(history: History, epoch: int, where: str = "journal") -> None:
             by=newest.seq,
         )
     raise FencedError(
-        f"{where}: entry {epoch} is no attempt in this journal (tail {history.tail}): wrong store, or the plan is of another run",
+        f"{where}: entry {epoch} is no attempt in this journal (tail {history.tail}): wrong store, or the plan is of "
+        "another run",
         epoch=epoch,
         by=0,
     )
@@ -71,10 +73,10 @@ def commit_manifest(
     stop: threading.Event | None = None,
     timeout: float | None = None,
 ) -> Manifest:
-    """Append `Manifest` for the stored `manifest` (`ref` is its `manifest.json`); the entry, or the one that stands.
+    """Append `Manifest` for the stored `manifest` (`ref`: its `manifest.json`); returns the entry that stands.
 
     Idempotent by checkpoint id (R2). Retries until the slot is decided (R1), `stop` or `timeout` (seconds). Raises
-    FencedError, SaveAbortedError, MergeError when the parent is not the lineage's head, and what `Journal.append` raises.
+    FencedError, SaveAbortedError, MergeError when the parent is not the lineage's head, and as `Journal.append`.
     """
     standing: Manifest | None = None
 
@@ -134,7 +136,7 @@ def abort_save(
     stop: threading.Event | None = None,
     timeout: float | None = None,
 ) -> Aborted | Manifest:
-    """Append `Aborted` (R3); afterwards the save's objects may be deleted. Returns the `Manifest` if it has committed.
+    """Append `Aborted` (R3); then the save's objects may be deleted. Returns the `Manifest` if it has committed.
 
     Raises FencedError and what `Journal.append` raises.
     """
@@ -168,7 +170,7 @@ def abort_save(
 
 
 def update_latest(journal: Journal, manifest: Manifest) -> bool:
-    """Point `latest.json` at a commit unless it points further already. Best effort, a hint only (R18): False on trouble."""
+    """Point `latest.json` at a commit unless it points further. A hint only (R18): False on trouble."""
     known = journal.latest()
     if known is not None and manifest.seq <= known.sequence <= journal.history.tail:
         return True
@@ -181,8 +183,6 @@ def update_latest(journal: Journal, manifest: Manifest) -> bool:
 
 
 def store_document(store: Store, key: str, data: bytes) -> ObjectRef:
-    """Create a small object once (part, leaves, index, manifest); the same bytes twice are fine (R6). Raises StoreError."""
-    import hashlib
-
+    """Create a small object once (part, leaves, index, manifest); the same bytes twice are fine (R6)."""
     store.create_large(key, memoryview(data), parallel=1)
     return ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())

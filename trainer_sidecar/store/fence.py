@@ -133,8 +133,9 @@ def _pick(history: History, request: FenceRequest, journal: Journal) -> RestoreP
     pick = history.newest_restorable
     if pick is None and (history.manifests or history.fork_point is not None):
         raise NothingRestorableError(
-            f"run {journal.keys.prefix} in {journal.store.url} has {len(history.manifests)} commits and none can be restored: "
-            f"{_why_none(history)}. Repair or reinstate one (rtj checkpoints reinstate); it does not start from scratch"
+            f"run {journal.keys.prefix} in {journal.store.url} has {len(history.manifests)} commits and none can be "
+            f"restored: {_why_none(history)}. Repair or reinstate one (rtj checkpoints reinstate); "
+            "it does not start from scratch"
         )
     return pick
 
@@ -146,13 +147,13 @@ def _check_owner(history: History, request: FenceRequest, journal: Journal) -> N
     other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
     if any(a.owner.uid == request.owner.uid for a in history.attempts):
         raise RunTakenOverError(
-            f"run {journal.keys.prefix} in {journal.store.url} was taken over by {other} at entry {history.epoch}: this object "
-            "is finished with it; create a new one with checkpoint.adopt to take it back"
+            f"run {journal.keys.prefix} in {journal.store.url} was taken over by {other} at entry {history.epoch}: "
+            "this object is finished with it; create a new one with checkpoint.adopt to take it back"
         )
     if not request.adopt:
         raise RunExistsError(
-            f"run {journal.keys.prefix} in {journal.store.url} belongs to {other}: choose another checkpoint.runId, or set "
-            "checkpoint.adopt: true to take it over"
+            f"run {journal.keys.prefix} in {journal.store.url} belongs to {other}: choose another checkpoint.runId, or "
+            "set checkpoint.adopt: true to take it over"
         )
 
 
@@ -166,8 +167,8 @@ def _check_not_lost(history: History, request: FenceRequest, journal: Journal) -
         missing = "commits were seen, the journal knows none"
     if missing:
         raise JournalLostError(
-            f"run {journal.keys.prefix} in {journal.store.url}: {missing}. Wrong bucket, prefix or credentials, or the journal "
-            "was deleted: correct the store's settings or restore it; it does not start from scratch"
+            f"run {journal.keys.prefix} in {journal.store.url}: {missing}. Wrong bucket, prefix or credentials, or the "
+            "journal was deleted: correct the store's settings or restore it; it does not start from scratch"
         )
 
 
@@ -237,7 +238,8 @@ def _reuse(journal: Journal, history: History, own: Attempt, bad: tuple[str, ...
     """R9: this attempt stands in the journal already; its entry says everything."""
     if own.seq != history.epoch:
         raise SupersededError(
-            f"attempt {own.attempt} (entry {own.seq}) of run {journal.keys.prefix} was fenced by entry {history.epoch}: "
+            f"attempt {own.attempt} (entry {own.seq}) of run {journal.keys.prefix} was fenced by entry "
+            f"{history.epoch}: "
             "start another attempt with a nonce of its own"
         )
     manifest = read_manifest(journal.store, _keys(journal, own.restore), own.restore) if own.restore else None

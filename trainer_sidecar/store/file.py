@@ -57,7 +57,7 @@ _CAUSES: dict[int, tuple[type[StoreError], str]] = {
 
 
 class FileStore:
-    """Objects as files below `root`, which must exist or be creatable. Raises BucketMissingError when it is no folder."""
+    """Objects as files below `root`, which is made if need be. Raises BucketMissingError when it is no folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -91,7 +91,7 @@ class FileStore:
     def create(self, key: str, data: bytes) -> None:
         self._guard(key, lambda: self._publish(key, memoryview(data), os.link))
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
         try:
             self._guard(key, lambda: self._publish(key, data, os.link))
         except AlreadyExistsError as exc:

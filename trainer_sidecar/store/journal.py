@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Decide = Callable[[History], Entry | None]
-"""Makes the entry for slot `history.next_seq`, or None to give up. Run again, from a newer history, on every refusal (R5)."""
+"""Makes the entry for slot `history.next_seq`, or None to give up. Run again, on newer history, at each refusal."""
 
 _MAX_STRAYS = 16
 
@@ -50,7 +50,7 @@ class EntryTooLargeError(JournalError):
 
 
 class AppendUndecidedError(UnclearError):
-    """The deadline or a stop came while a claim was on its way: it may still land. Read again before relying on either."""
+    """Deadline or stop came while a claim was on its way: it may still land. Read before relying on either."""
 
     reason = "AppendUndecided"
 
@@ -79,8 +79,10 @@ class Journal:
         return self._history
 
     def read(self) -> History:
-        """The whole journal, with contiguity checked from slot 1 (R19): entries known already are only looked for in the
-        listing, others are fetched. Raises StoreError."""
+        """The whole journal, with contiguity checked from slot 1 (R19). Raises StoreError.
+
+        Entries known already are only looked for in the listing, others are fetched.
+        """
         listed = self._listed()
         if self._some_known_is_gone(set(listed)):
             self._history = History()
@@ -108,9 +110,9 @@ class Journal:
     ) -> Entry | None:
         """Append what `decide` makes of the history at the tail; the entry as it stands, or None when it gave up.
 
-        The entry's `seq` must be `history.next_seq`. Retries for ever unless `timeout` (seconds) or `stop` ends it. Raises
-        AppendUndecidedError (may still land), JournalLostError, JournalTooNewError, EntryTooLargeError, StoreError when the
-        store refuses for good, and whatever `decide` raises.
+        The entry's `seq` must be `history.next_seq`. Retries for ever unless `timeout` (seconds) or `stop` ends it.
+        Raises AppendUndecidedError (may still land), JournalLostError, JournalTooNewError, EntryTooLargeError,
+        StoreError when the store refuses for good, and whatever `decide` raises.
         """
         patience = _Patience(stop or threading.Event(), timeout, self._pause)
         while True:
@@ -135,8 +137,8 @@ class Journal:
         if history.gap is not None:
             raise JournalLostError(
                 f"{self.store.url}: journal of run {self.keys.prefix} lacks entry {history.gap.missing} while entry "
-                f"{history.gap.later} exists: something deleted a part of it. Exclude {self.keys.journal_prefix} from lifecycle "
-                "rules and restore the missing objects; nothing is written until then"
+                f"{history.gap.later} exists: something deleted a part of it. Exclude {self.keys.journal_prefix} "
+                "from lifecycle rules and restore the missing objects; nothing is written until then"
             )
 
     def latest(self) -> Latest | None:

@@ -71,7 +71,7 @@ class MemoryStore:
     def create(self, key: str, data: bytes) -> None:
         self._create(key, bytes(data), expected_sha256(data, max(1, len(data))))
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
         checksum = expected_sha256(data)
         try:
             self._create(key, bytes(data), checksum)
@@ -97,7 +97,7 @@ class MemoryStore:
         """Nothing to release: a shared store outlives its users."""
 
     def poke(self, key: str, data: bytes) -> None:
-        """Damage an object as a disk would: other bytes, unchanged size and checksum headers if the size is equal (R23)."""
+        """Damage an object as a disk would: with the size equal, the checksum headers stay as they were (R23)."""
         old = self._find(key)
         sha256 = old.sha256 if len(old.data) == len(data) else expected_sha256(data)
         with self._lock:

@@ -237,13 +237,14 @@ class Merger:
         if clash:
             a, b = clash
             raise MergeError(
-                f"tensor {self._name(tensor)} is stored twice: rank {a[2]} at {list(a[0])}, size {list(a[1])}, and rank {b[2]} "
-                f"at {list(b[0])}, size {list(b[1])}"
+                f"tensor {self._name(tensor)} is stored twice: rank {a[2]} at {list(a[0])}, size {list(a[1])}, "
+                f"and rank {b[2]} at {list(b[0])}, size {list(b[1])}"
             )
         if held != volume:
             ranks = sorted({b[2] for b in boxes})
             raise MergeError(
-                f"tensor {self._name(tensor)} {list(shape)} has {volume} elements and {held} were stored, by ranks {ranks[:8]}"
+                f"tensor {self._name(tensor)} {list(shape)} has {volume} elements and {held} were stored, "
+                f"by ranks {ranks[:8]}"
             )
 
     def _name(self, tensor: int) -> str:

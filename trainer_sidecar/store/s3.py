@@ -15,12 +15,10 @@ from urllib.parse import urlsplit
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
 
 from trainer_sidecar.store.base import (
-    AlreadyExistsError,
-    NotFoundError,
     ObjectInfo,
-    StoreError,
     TruncatedError,
     UnsupportedStoreError,
 )
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENV_INSECURE = "RTJ_STORE_INSECURE"
+ENV_ADDRESSING = "RTJ_STORE_ADDRESSING"
+"""`path` (default with an endpoint), `virtual` or `auto`."""
 _READ_TRIES = 4
 _DELETE_BATCH = 1000
 
@@ -42,17 +42,20 @@ class S3Store:
         self.bucket, self.prefix = bucket, f"{prefix}/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self.client, self.once = client, once
+        self.page_size = 1000
 
     @classmethod
     def connect(cls, bucket: str, prefix: str, *, endpoint: str | None, region: str | None) -> "S3Store":
-        """Clients from the environment. Raises UnsupportedStoreError for a plain-text endpoint outside private networks."""
+        """Clients from the environment. Raises UnsupportedStoreError for a plain-text endpoint on a public network."""
         _require_tls(endpoint, f"s3://{bucket}")
         session = boto3.session.Session()
 
         def make(attempts: int) -> "S3Client":
-            return session.client(
-                "s3", endpoint_url=endpoint, region_name=region, config=make_config(attempts, endpoint)
-            )
+            config = make_config(attempts, endpoint)
+            client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+            if endpoint:
+                client.meta.events.register("before-call.s3", _stay_at_endpoint)
+            return client
 
         try:
             return cls(bucket, prefix, make(6), make(1))
@@ -72,10 +75,20 @@ class S3Store:
             key,
             lambda: self.client.head_object(Bucket=self.bucket, Key=self.full(key), ChecksumMode="ENABLED"),
         )
-        return ObjectInfo(key, answer["ContentLength"], checksum_to_hex(answer.get("ChecksumSHA256")))
+        checksum = checksum_to_hex(answer.get("ChecksumSHA256"))
+        parts = answer.get("ETag", "").strip('"').partition("-")[2]
+        if (
+            checksum and parts and "-" not in checksum
+        ):  # some servers leave the composite's part count to the ETag
+            checksum = f"{checksum}-{parts}"
+        return ObjectInfo(key, answer["ContentLength"], checksum)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        arguments: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.full(prefix)}
+        arguments: dict[str, Any] = {
+            "Bucket": self.bucket,
+            "Prefix": self.full(prefix),
+            "MaxKeys": self.page_size,
+        }
         if start_after:
             arguments["StartAfter"] = self.full(start_after)
         while True:
@@ -139,7 +152,7 @@ class S3Store:
         """`act`, with everything that botocore raises translated."""
         try:
             return act()
-        except (ClientError, BotoCoreError, OSError) as exc:
+        except (ClientError, BotoCoreError, HTTPError, OSError) as exc:
             raise translate(exc, store=self.url, key=key, write=write) from exc
 
     def _raise_first_refusal(self, errors: Sequence[Any]) -> None:
@@ -167,8 +180,8 @@ class S3Store:
         expected = answer["ContentLength"] if length is None else length
         if len(data) != expected:
             raise TruncatedError(
-                f"{self.url}: {key}: {len(data)} bytes came where {expected} were asked: the object is shorter than its "
-                "manifest says, or the answer broke off; verify the checkpoint",
+                f"{self.url}: {key}: {len(data)} bytes came where {expected} were asked: the object is shorter "
+                "than its manifest says, or the answer broke off; verify the checkpoint",
                 store=self.url,
                 key=key,
             )
@@ -189,9 +202,16 @@ def make_config(attempts: int, endpoint: str | None) -> Config:
         options["request_checksum_calculation"] = "when_required"
     if "AWS_RESPONSE_CHECKSUM_VALIDATION" not in os.environ:
         options["response_checksum_validation"] = "when_required"
+    # The checksum header is signed and covers the body: hashing the body once more to sign it would only cost time.
+    options["s3"] = {"payload_signing_enabled": False}
     if endpoint:
-        options["s3"] = {"addressing_style": os.environ.get("RTJ_STORE_ADDRESSING", "path")}
+        options["s3"]["addressing_style"] = os.environ.get(ENV_ADDRESSING, "path")
     return Config(**options)
+
+
+def _stay_at_endpoint(params: dict[str, Any], **_: Any) -> None:
+    """A named endpoint is where the bucket is. botocore would ask it for the region on every 301, without end."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _require_tls(endpoint: str | None, store: str) -> None:
@@ -220,6 +240,7 @@ def _is_private(host: str) -> bool:
 
 
 def base64_sha256(data: bytes | memoryview) -> str:
+    """As the `x-amz-checksum-sha256` header carries it."""
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
@@ -232,14 +253,3 @@ def checksum_to_hex(value: str | None) -> str | None:
         return f"{base64.b64decode(digest, validate=True).hex()}{dash}{parts}"
     except ValueError:
         return None
-
-
-__all__ = [
-    "AlreadyExistsError",
-    "NotFoundError",
-    "S3Store",
-    "StoreError",
-    "base64_sha256",
-    "checksum_to_hex",
-    "make_config",
-]

@@ -17,6 +17,7 @@ from botocore.exceptions import (
     SSLError,
     TokenRetrievalError,
 )
+from urllib3.exceptions import HTTPError
 
 from trainer_sidecar.store.base import (
     AccessDeniedError,
@@ -104,11 +105,12 @@ _BY_STATUS: dict[int, _Cause] = {
 }
 _NO_IDENTITY = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError)
 _NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError)
-_TORN = (IncompleteReadError, ResponseStreamingError)
+_TORN = (IncompleteReadError, ResponseStreamingError, HTTPError)
+"""urllib3's own errors escape botocore while a body is read."""
 
 
 def translate(exc: Exception, *, store: str, key: str, write: bool) -> StoreError:
-    """The typed error for `exc`. `write`: the request may have had its effect, so an unknown outcome is UnclearError."""
+    """The typed error for `exc`. `write`: the request may have had its effect, so a lost answer is UnclearError."""
     kind, cause = _classify(exc, write)
     return kind(f"{store}: {key or 'bucket'}: {cause}{_origin(exc)}", store=store, key=key)
 

@@ -23,7 +23,6 @@ from trainer_sidecar.store.base import (
     expected_sha256,
     part_size_for,
 )
-from trainer_sidecar.store.s3_errors import translate
 
 if TYPE_CHECKING:
     from trainer_sidecar.store.s3 import S3Store
@@ -172,7 +171,7 @@ def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str,
 
 
 def _settled(store: "S3Store", key: str, view: memoryview) -> ObjectInfo | None:
-    """The object when it stands with our bytes, None when there is none. Raises ChecksumRefusedError for other bytes."""
+    """The object when it stands with our bytes, None when there is none. Other bytes raise ChecksumRefusedError."""
     try:
         info = store.head(key)
     except NotFoundError:
@@ -202,6 +201,3 @@ def _refused(store: "S3Store", key: str, what: str) -> ChecksumRefusedError:
         store=store.url,
         key=key,
     )
-
-
-__all__ = ["translate", "upload"]

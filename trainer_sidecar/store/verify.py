@@ -21,12 +21,12 @@ Fault = Literal["missing", "bytes"]
 
 
 class BadCheckpointError(Exception):
-    """A committed checkpoint lacks an object or holds other bytes, seen twice. Attributes say what was expected and found."""
+    """A committed checkpoint lacks an object or holds other bytes, seen twice."""
 
     def __init__(self, checkpoint_id: str, fault: Fault, file: str, expected: str, found: str) -> None:
         super().__init__(
-            f"checkpoint {checkpoint_id}: {file} should be {expected}, found {found}; it is not restored, the one before it is "
-            "tried"
+            f"checkpoint {checkpoint_id}: {file} should be {expected}, found {found}; it is not restored, "
+            "the one before it is tried"
         )
         self.checkpoint_id, self.fault, self.file, self.expected, self.found = (
             checkpoint_id,
@@ -95,8 +95,8 @@ def _parse(data: bytes, key: str, checkpoint_id: str) -> ManifestFile:
         ) from exc
     if manifest.schema_ != FORMAT_SCHEMA or manifest.checkpoint_id != checkpoint_id:
         raise FormatTooNewError(
-            f"{key} has schema {manifest.schema_} and checkpoint id {manifest.checkpoint_id}; this version reads schema "
-            f"{FORMAT_SCHEMA}: upgrade"
+            f"{key} has schema {manifest.schema_} and checkpoint id {manifest.checkpoint_id}; this version reads "
+            f"schema {FORMAT_SCHEMA}: upgrade"
         )
     return manifest
 
