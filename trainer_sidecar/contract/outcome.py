@@ -40,6 +40,9 @@ class Outcome(Document):
     step: int | None = None
     message: str = ""
     failure: RankFailure | None = None
+    oom_kills: int = 0
+    """Processes of the trainer's cgroup that the kernel killed for memory during this epoch. The launcher counts
+    (`oom_kill` of its own `memory.events`): another container's cgroup is not visible to the sidecar."""
 
 
 EXIT_CODES: dict[OutcomeKind, int] = {

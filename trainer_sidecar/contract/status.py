@@ -116,6 +116,8 @@ class PeerReport(Document):
     save_id: str | None = None
     sealed: list[int] = Field(default_factory=list)
     uploaded: list[int] = Field(default_factory=list)
+    faults: dict[int, str] = Field(default_factory=dict)
+    """Ranks whose part is provably lost or refused, or that gave up staging, with the reason: the save is aborted."""
 
 
 class SaveOutcome(StrEnum):
@@ -132,4 +134,6 @@ class PeerReply(Document):
     epoch: int
     save_id: str | None = None
     outcome: SaveOutcome = SaveOutcome.UNKNOWN
+    sequence: int | None = None
+    """Of the `Manifest` entry when committed."""
     detail: str = ""

@@ -1,0 +1,199 @@
+"""Pod 0's sidecar decides when a save is complete, and commits it. It believes nothing but what it reads in the store.
+
+Reports of other pods only make it look earlier. Each part is read as it arrives (datapath T23), so that after the last
+one only the merge and the commit are left. A save is aborted only when a part is provably lost or refused (protocol G).
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import ValidationError
+
+from trainer_sidecar.contract.checkpoint import Part
+from trainer_sidecar.contract.journal import Manifest, ObjectRef
+from trainer_sidecar.contract.keys import shard_name
+from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.contract.status import PeerReply, PeerReport, SaveOutcome
+from trainer_sidecar.sidecar.part_upload import PartRefusedError, check_seal
+from trainer_sidecar.sidecar.retry import StoppedError
+from trainer_sidecar.sidecar.run import Run
+from trainer_sidecar.sidecar.save import Save
+from trainer_sidecar.sidecar.saves import Saves
+from trainer_sidecar.store.base import ChecksumRefusedError, NotFoundError
+from trainer_sidecar.store.commit import FencedError, MergeError, Merger, SaveAbortedError
+from trainer_sidecar.store.verify import comparable
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Parts that nobody has reported are looked for this often: a report may have been lost."""
+_READERS = 8
+
+_Found = tuple[Part, ObjectRef]
+
+
+class Coordinator:
+    """One thread; wakes on hints."""
+
+    def __init__(self, saves: Saves, run: Run, look: float = LOOK_SECONDS) -> None:
+        self._saves, self._run, self._look = saves, run, look
+        self._wake = threading.Event()
+        self._plan: Plan | None = None
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="part")
+        self._save: Save | None = None
+        self._merger = Merger()
+        self._looked = 0.0
+
+    def start(self) -> None:
+        threading.Thread(target=self._loop, name="coordinator", daemon=True).start()
+
+    def begin(self, plan: Plan) -> None:
+        self._plan = plan
+        self.wake()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def answer(self, report: PeerReport) -> PeerReply:
+        """Take a peer's report as a hint and tell it what became of the save it asks about."""
+        plan = self._plan
+        epoch = plan.epoch if plan else 0
+        if report.save_id is None:
+            return PeerReply(epoch=epoch)
+        if plan and report.epoch == plan.epoch:
+            ours = set(range(plan.topology.mesh.world_size))
+            self._saves.hint(
+                report.save_id,
+                set(report.sealed) & ours,
+                set(report.uploaded) & ours,
+                {rank: reason for rank, reason in report.faults.items() if rank in ours},
+            )
+            self.wake()
+        reply = self._saves.reply(report.save_id)
+        return PeerReply(
+            epoch=epoch,
+            save_id=report.save_id,
+            outcome=reply.outcome,
+            sequence=reply.sequence,
+            detail=reply.detail,
+        )
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.wait(self._look)
+            self._wake.clear()
+            save, plan = self._saves.current, self._plan
+            if save is None or plan is None or save.epoch != plan.epoch:
+                self._save = None
+                continue
+            try:
+                self._advance(save, plan)
+            except StoppedError:
+                continue
+            except Exception:
+                # A bug here must not end the only thread that can commit; the save stays in flight and is shown.
+                log.exception("coordinating failed", extra={"save": save.save_id[:8]})
+                save.errors["coordinator"] = "Internal: see the sidecar's log"
+
+    def _advance(self, save: Save, plan: Plan) -> None:
+        if self._save is not save:
+            self._save, self._merger = save, Merger()
+        if not save.faults:
+            self._collect(save, plan)
+        if save.faults:
+            self._abort(save, plan)
+        elif len(self._merger.ranks) == save.of:
+            self._commit(save, plan)
+
+    def _collect(self, save: Save, plan: Plan) -> None:
+        missing = set(range(save.of)) - self._merger.ranks
+        hinted = missing & (set(save.uploaded) | save.uploaded_elsewhere)
+        if time.monotonic() - self._looked >= self._look:
+            self._looked = time.monotonic()
+            hinted = missing
+        for rank, part in self._readers.map(lambda r: self._look_at(save, plan, r), sorted(hinted)):
+            if part is None:
+                continue
+            try:
+                self._merger.add(*part)
+            except MergeError as exc:
+                self._saves.fail(save, rank, str(exc))
+            save.uploaded_elsewhere.add(rank)
+
+    def _look_at(self, save: Save, plan: Plan, rank: int) -> tuple[int, _Found | None]:
+        try:
+            return rank, self._saves.try_step(
+                save, f"reading part {rank}", lambda: self._read(save, plan, rank)
+            )
+        except (PartRefusedError, ChecksumRefusedError) as exc:
+            self._saves.fail(save, rank, str(exc))
+        return rank, None
+
+    def _read(self, save: Save, plan: Plan, rank: int) -> _Found | None:
+        """The part of a rank as it stands in the store, None while it is not there.
+
+        Raises PartRefusedError: its content cannot be part of this save, or the shard it proves is not there.
+        """
+        store, keys = self._run.store(), self._run.keys
+        try:
+            data = store.get(keys.part(save.checkpoint_id, rank))
+        except NotFoundError:
+            return None
+        try:
+            part = Part.model_validate_json(data)
+        except ValidationError as exc:
+            raise PartRefusedError(
+                f"the part of rank {rank} is malformed: {exc.error_count()} errors"
+            ) from exc
+        check_seal(part.seal, rank, plan)
+        if part.seal.save_id != save.save_id or part.shard.name != shard_name(rank):
+            raise PartRefusedError(
+                f"the part of rank {rank} is of save {part.seal.save_id[:8]}, {part.shard.name}"
+            )
+        self._present(keys.shard(save.checkpoint_id, rank), part.shard.size, part.shard.store_sha256)
+        self._present(keys.leaves(save.checkpoint_id, rank), part.shard.leaves.size, part.shard.leaves.sha256)
+        return part, ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def _present(self, key: str, size: int, sha256: str) -> None:
+        try:
+            found = self._run.store().head(key)
+        except NotFoundError as exc:
+            # The part was created after it: what is missing now was lost.
+            raise PartRefusedError(f"{key} is missing though its part is there") from exc
+        if found.size != size:
+            raise PartRefusedError(f"{key} has {found.size} bytes, its part says {size}")
+        if comparable(found.sha256, sha256) and found.sha256 != sha256:
+            raise PartRefusedError(f"{key} has SHA-256 {found.sha256}, its part says {sha256}")
+
+    def _commit(self, save: Save, plan: Plan) -> None:
+        save.committing = True
+        try:
+            merged = self._merger.finish()
+            entry = self._saves.try_step(save, "commit", lambda: self._run.commit(plan, merged, save.ended))
+        except FencedError as exc:
+            self._saves.settle(save, SaveOutcome.FENCED, None, str(exc))
+        except SaveAbortedError as exc:
+            self._saves.settle(save, SaveOutcome.FAILED, None, str(exc))
+        except (MergeError, ChecksumRefusedError) as exc:
+            self._saves.fail(save, -1, str(exc))
+            self._abort(save, plan)
+        else:
+            self._saves.settle(save, SaveOutcome.COMMITTED, entry.seq)
+
+    def _abort(self, save: Save, plan: Plan) -> None:
+        rank, why = sorted(save.faults.items())[0]
+        reason = f"rank {rank}: {why}" if rank >= 0 else why
+        try:
+            entry = self._saves.try_step(
+                save, "abort", lambda: self._run.abort(plan, save.checkpoint_id, save.save_id, reason)
+            )
+        except FencedError as exc:
+            self._saves.settle(save, SaveOutcome.FENCED, None, str(exc))
+            return
+        if isinstance(entry, Manifest):
+            self._saves.settle(save, SaveOutcome.COMMITTED, entry.seq)
+        else:
+            self._saves.settle(save, SaveOutcome.FAILED, None, entry.reason)

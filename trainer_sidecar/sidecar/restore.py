@@ -1,0 +1,185 @@
+"""A restore point opened for this pod's ranks: proven documents, and windows that hold only proven bytes.
+
+Nothing is believed: the manifest is proven by the plan, everything else by digests in the manifest, bytes by hash leaves
+(protocol R23). Each leaf is read from the store once per pod, whoever asks. A mismatch is read twice before it counts (R24).
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from trainer_sidecar.contract.base import Document
+from trainer_sidecar.contract.checkpoint import Index, ManifestFile, Part, Slices, Witness, tree_root
+from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.contract.messages import RestoreOpened
+from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar.retry import keep_trying
+from trainer_sidecar.sidecar.window import BadBytesError, Window
+from trainer_sidecar.store.base import NotFoundError, Store, StoreError, TruncatedError
+
+log = logging.getLogger(__name__)
+
+_D = TypeVar("_D", bound=Document)
+_TRIES = 8
+"""Tries per request: about half a minute of a store that is away, then the rank hears of it and the attempt ends."""
+
+
+class Restore:
+    """One restore point, opened once per pod and epoch. Thread-safe after `open`."""
+
+    def __init__(
+        self, store: Store, keys: RunKeys, point: RestorePoint, volume: Volume, threads: int
+    ) -> None:
+        source = point.source
+        self._store = store
+        self._keys = RunKeys(source.namespace, source.run_id) if source else keys
+        self._point = point
+        self.folder = volume.restore(point.checkpoint_id)
+        self._pool = ThreadPoolExecutor(max(4, threads * 2), thread_name_prefix="fetch")
+        self._stop = threading.Event()
+        self._windows: list[Window] = []
+        self._parts: dict[int, Part] = {}
+        self._parts_lock = threading.Lock()
+        self.started = time.monotonic()
+        self.closed_by: set[int] = set()
+        self.bytes_from_store = 0
+
+    def open(self) -> RestoreOpened:
+        """Read and prove manifest, index and leaf files; make the windows.
+
+        Raises BadBytesError (proven wrong, seen twice), NotFoundError, StoreError; StoppedError after `close`.
+        """
+        at = self._point.checkpoint_id
+        self.manifest = self._proven(self._keys.manifest(at), self._point.manifest, ManifestFile)
+        self.index = self._proven(self._keys.index(at), self.manifest.index, Index)
+        self._check_names()
+        self.folder.mkdir(mode=0o777, parents=True, exist_ok=True)
+        self.folder.chmod(0o777)
+        self._windows = list(self._pool.map(self._window, self.index.files))
+        return RestoreOpened(
+            manifest=self.manifest,
+            tensors=self.index.tensors,
+            files=self.index.files,
+            folder=str(self.folder),
+            witness=self._witness(),
+        )
+
+    def _check_names(self) -> None:
+        known = {shard.name for shard in self.manifest.shards}
+        for name in self.index.files:
+            if name not in known:
+                raise BadBytesError(
+                    f"index of {self._point.checkpoint_id} names file {name!r}, its manifest does not"
+                )
+
+    def _window(self, name: str) -> Window:
+        shard = next(s for s in self.manifest.shards if s.name == name)
+        leaves = self._proven_bytes(self._keys.leaves(self._point.checkpoint_id, shard.rank), shard.leaves)
+        if tree_root(shard.size, leaves) != shard.root:
+            raise BadBytesError(f"leaf file of {name} does not have the root that the manifest names")
+        key = self._keys.shard(self._point.checkpoint_id, shard.rank)
+        return Window(self.folder / name, key, shard.size, leaves)
+
+    def fetch(self, file: int, ranges: list[tuple[int, int]]) -> int:
+        """Make byte ranges readable in a window; bytes read from the store for it.
+
+        Raises ValueError for a range outside the file, and as `open`. OSError when the volume is full.
+        """
+        if not 0 <= file < len(self._windows):
+            raise ValueError(f"file {file} is outside 0..{len(self._windows) - 1}")
+        read = self._windows[file].fetch(ranges, self._read_range, self._pool)
+        with self._parts_lock:
+            self.bytes_from_store += read
+        return read
+
+    def slices(self, tensors: list[int] | None) -> Slices:
+        """Slices of some tensors (all for None). Raises ValueError for an unknown tensor."""
+        every = self.index.slices
+        if tensors is None:
+            return every
+        count = len(self.index.tensors.names)
+        wrong = [t for t in tensors if not 0 <= t < count]
+        if wrong:
+            raise ValueError(f"tensor {wrong[0]} is outside 0..{count - 1}")
+        wanted = set(tensors)
+        at = [i for i, tensor in enumerate(every.tensor) if tensor in wanted]
+        return Slices(
+            tensor=[every.tensor[i] for i in at],
+            file=[every.file[i] for i in at],
+            offset=[every.offset[i] for i in at],
+            length=[every.length[i] for i in at],
+            start=[every.start[i] for i in at],
+            size=[every.size[i] for i in at],
+        )
+
+    def rank_state(self, rank: int) -> object:
+        """What saved rank `rank` keeps for itself alone. Raises ValueError when there was no such rank."""
+        shard = next((s for s in self.manifest.shards if s.rank == rank), None)
+        if shard is None:
+            raise ValueError(
+                f"checkpoint {self._point.checkpoint_id} has no rank {rank}, only {len(self.manifest.shards)}"
+            )
+        with self._parts_lock:
+            if rank not in self._parts:
+                self._parts[rank] = self._proven(
+                    self._keys.part(self._point.checkpoint_id, rank), shard.part, Part
+                )
+            return self._parts[rank].seal.rank_state
+
+    def close(self) -> None:
+        """Stop reading and remove the windows; mapped pages live as long as a rank maps them."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for window in self._windows:
+            window.remove()
+
+    def _proven(self, key: str, ref: ObjectRef, model: type[_D]) -> _D:
+        data = self._proven_bytes(key, ref)
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as exc:
+            raise BadBytesError(f"{key} is proven by its digest but is no {model.__name__}: {exc}") from exc
+
+    def _proven_bytes(self, key: str, ref: ObjectRef) -> bytes:
+        """All bytes of a small object that has the size and digest of `ref`, read twice when they differ."""
+        found = ""
+        for _ in range(2):
+            data = self._try(lambda: self._store.get(key))
+            found = f"{len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}"
+            if len(data) == ref.size and hashlib.sha256(data).hexdigest() == ref.sha256:
+                return data
+        raise BadBytesError(
+            f"{key} has {found}; expected {ref.size} bytes, SHA-256 {ref.sha256} (read twice)"
+        )
+
+    def _read_range(self, key: str, offset: int, length: int) -> bytes:
+        return self._try(lambda: self._store.get_range(key, offset, length), TruncatedError)
+
+    def _try(self, act: Callable[[], bytes], *hopeless: type[StoreError]) -> bytes:
+        def told(error: str) -> None:
+            if error:
+                log.warning(
+                    "restore meets an error", extra={"checkpoint": self._point.checkpoint_id, "error": error}
+                )
+
+        return keep_trying(act, self._stop, told, tries=_TRIES, hopeless=(NotFoundError, *hopeless))
+
+    def _witness(self) -> Witness | None:
+        """The witness, when the epoch that saved has written it (protocol R22); anything else there is no evidence."""
+        try:
+            witness = Witness.model_validate_json(
+                self._store.get(self._keys.witness(self._point.checkpoint_id))
+            )
+        except NotFoundError:
+            return None
+        except (StoreError, ValidationError) as exc:
+            log.warning("no witness can be used", extra={"reason": str(exc)})
+            return None
+        return witness if witness.epoch == self.manifest.epoch else None

@@ -1,0 +1,131 @@
+"""The plan's restore point, opened at most once per epoch and shared by all local ranks."""
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from trainer_sidecar.contract.messages import Fetch, Fetched, RestoreOpened
+from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar.metrics import Metrics
+from trainer_sidecar.sidecar.restore import Restore
+from trainer_sidecar.sidecar.retry import StoppedError
+from trainer_sidecar.sidecar.run import Run
+from trainer_sidecar.sidecar.server import RequestError
+from trainer_sidecar.sidecar.window import BadBytesError
+from trainer_sidecar.store.base import NotFoundError, StoreError
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Restores:
+    """Thread-safe. Every method raises RequestError with the word that the rank shall see."""
+
+    def __init__(self, volume: Volume, run: Run, metrics: Metrics, threads: int) -> None:
+        self._volume, self._run, self._metrics, self._threads = volume, run, metrics, threads
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._plan: Plan | None = None
+        self._restore: Restore | None = None
+        self._opened: RestoreOpened | None = None
+
+    def begin(self, plan: Plan, *, first: bool) -> None:
+        """Serve a plan's epoch. Windows of older epochs are removed, unless this process only continues (`first` False)."""
+        with self._lock:
+            if self._plan is not None and self._plan.epoch == plan.epoch:
+                self._plan = plan
+                return
+            old, self._restore, self._opened, self._plan = self._restore, None, None, plan
+        if old is not None:
+            old.close()
+        if first:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        for folder in self._volume.restore("x").parent.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def open(self, checkpoint_id: str) -> RestoreOpened:
+        """The documents of the plan's restore point; the first rank that asks has them read and proven."""
+        with self._opening:
+            point = self._plan.restore if self._plan else None
+            if self._plan is None or point is None or point.checkpoint_id != checkpoint_id:
+                named = point.checkpoint_id if point else "none"
+                raise RequestError("BadRequest", f"the plan's restore point is {named}, not {checkpoint_id}")
+            if self._opened is not None:
+                return self._opened
+            plan = self._plan
+            restore = self._guard(
+                lambda: Restore(self._run.store(), self._run.keys, point, self._volume, self._threads)
+            )
+            opened = self._guard(restore.open)
+            with self._lock:
+                if self._plan.epoch != plan.epoch:
+                    restore.close()
+                    raise RequestError("WrongEpoch", "a newer plan came while the restore point was opened")
+                self._restore, self._opened = restore, opened
+            return opened
+
+    def get(self) -> Restore:
+        """The open restore point. Raises RequestError when there is none."""
+        restore = self._restore
+        if restore is None:
+            raise RequestError("BadRequest", "no restore point is open: send OpenRestore first")
+        return restore
+
+    def fetch(self, message: Fetch) -> Fetched:
+        restore = self.get()
+        return Fetched(bytes_from_store=self._guard(lambda: restore.fetch(message.file, message.ranges)))
+
+    def rank_state(self, rank: int) -> object:
+        restore = self.get()
+        return self._guard(lambda: restore.rank_state(rank))
+
+    def close(self, rank: int, local: range) -> None:
+        """A rank has read all it needs; the last local one has the windows removed."""
+        with self._lock:
+            restore = self._restore
+            if restore is None:
+                return
+            restore.closed_by.add(rank)
+            if not restore.closed_by.issuperset(local):
+                return
+            self._restore = self._opened = None
+        restore.close()
+        seconds = time.monotonic() - restore.started
+        self._metrics.restore.observe(seconds)
+        log.info(
+            "restore read",
+            extra={
+                "bytes_from_store": restore.bytes_from_store,
+                "seconds": round(seconds, 3),
+                "ranks": len(local),
+            },
+        )
+
+    def _guard(self, act: Callable[[], _T]) -> _T:
+        try:
+            return act()
+        except BadBytesError as exc:
+            self._metrics.checksum_failures.inc()
+            raise self._failed("ChecksumMismatch", exc) from exc
+        except NotFoundError as exc:
+            raise self._failed("NotFound", exc) from exc
+        except StoppedError as exc:
+            raise self._failed("WrongEpoch", "the restore point was closed: a newer plan came") from exc
+        except StoreError as exc:
+            raise self._failed("StoreUnavailable", f"{exc.reason}: {exc}") from exc
+        except ValueError as exc:
+            raise RequestError("BadRequest", str(exc)) from exc
+        except OSError as exc:
+            raise self._failed("Internal", f"the shared volume failed: {exc}; is it large enough?") from exc
+
+    def _failed(self, word: str, why: object) -> RequestError:
+        self._metrics.restore_failures.labels(reason=word).inc()
+        log.error("restore failed", extra={"error": word, "reason": str(why)})
+        return RequestError(word, str(why))

@@ -1,0 +1,155 @@
+"""One sparse file of the shared volume that holds the verified part of one shard, at the shard's own offsets.
+
+Leaves are claimed under a lock, so that two ranks never read the same one from the store; what another rank is reading
+is waited for. A leaf is written into the file only after its digest was found right.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+
+from trainer_sidecar.contract.keys import LEAF_SIZE
+from trainer_sidecar.store.base import TruncatedError
+
+ReadRange = Callable[[str, int, int], bytes]
+"""(key, offset, length) -> exactly that many bytes, or a StoreError."""
+
+RUN_LEAVES = 32
+"""Adjacent leaves of one read: 8 MiB."""
+
+_READS = 2
+"""Reads of a wrong range before it counts (protocol R24)."""
+
+_MISSING, _READING, _HERE = 0, 1, 2
+
+
+class BadBytesError(Exception):
+    """Bytes of a committed checkpoint do not have the digest that they must have, seen twice (protocol R24)."""
+
+
+class Window:
+    """Thread-safe."""
+
+    def __init__(self, path: Path, key: str, size: int, leaves: bytes) -> None:
+        self.path, self._key, self._size, self._leaves = path, key, size, leaves
+        self._file = -1
+        self._state = bytearray((size + LEAF_SIZE - 1) // LEAF_SIZE)
+        self._changed = threading.Condition()
+        # Made anew under another name would hide it from ranks that have it mapped: an existing file is kept.
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        os.fchmod(self._file, 0o666)
+        os.ftruncate(self._file, size)
+
+    def fetch(self, ranges: Iterable[tuple[int, int]], read: ReadRange, pool: Executor) -> int:
+        """Make (offset, length) ranges readable; bytes read for it.
+
+        Raises ValueError for a range outside the file, BadBytesError, StoreError, OSError.
+        """
+        wanted = self._leaves_of(ranges)
+        total = 0
+        while True:
+            mine = self._claim(wanted)
+            if mine:
+                total += self._fetch_runs(mine, read, pool)
+            elif not self._wait(wanted):
+                return total
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _leaves_of(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
+        wanted: set[int] = set()
+        for offset, length in ranges:
+            if offset < 0 or length < 0 or offset + length > self._size:
+                raise ValueError(f"range {offset}+{length} is outside {self.path.name} of {self._size} bytes")
+            if length:
+                wanted.update(range(offset // LEAF_SIZE, (offset + length - 1) // LEAF_SIZE + 1))
+        return sorted(wanted)
+
+    def _claim(self, wanted: list[int]) -> list[int]:
+        with self._changed:
+            mine = [leaf for leaf in wanted if self._state[leaf] == _MISSING]
+            for leaf in mine:
+                self._state[leaf] = _READING
+            return mine
+
+    def _wait(self, wanted: list[int]) -> bool:
+        """False when all are here. True after somebody's reading has ended, well or not: look again."""
+        with self._changed:
+            if all(self._state[leaf] == _HERE for leaf in wanted):
+                return False
+            self._changed.wait_for(lambda: all(self._state[leaf] != _READING for leaf in wanted))
+            return True
+
+    def _fetch_runs(self, mine: list[int], read: ReadRange, pool: Executor) -> int:
+        futures = [pool.submit(self._fetch_run, run, read) for run in _runs(mine)]
+        try:
+            return sum(future.result() for future in futures)
+        finally:
+            for future in futures:
+                future.cancel()
+            for future in futures:
+                if not future.cancelled():
+                    future.exception()  # wait: a leaf must not change state after it was given back
+            with self._changed:
+                for leaf in mine:
+                    if self._state[leaf] == _READING:
+                        self._state[leaf] = _MISSING
+                self._changed.notify_all()
+
+    def _fetch_run(self, run: range, read: ReadRange) -> int:
+        offset = run.start * LEAF_SIZE
+        length = min(run.stop * LEAF_SIZE, self._size) - offset
+        data = self._read_proven(run, offset, length, read)
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._file, view, offset)
+            view, offset = view[written:], offset + written
+        with self._changed:
+            for leaf in run:
+                self._state[leaf] = _HERE
+            self._changed.notify_all()
+        return length
+
+    def _read_proven(self, run: range, offset: int, length: int, read: ReadRange) -> bytes:
+        wrong = ""
+        for _ in range(_READS):
+            try:
+                data = read(self._key, offset, length)
+            except TruncatedError as exc:
+                wrong = str(exc)
+                continue
+            bad = self._first_bad(run, data)
+            if bad < 0:
+                return data
+            end = min((bad + 1) * LEAF_SIZE, self._size)
+            wrong = (
+                f"leaf {bad} (bytes {bad * LEAF_SIZE} to {end}) does not have the SHA-256 of its leaf file"
+            )
+        raise BadBytesError(f"{self._key}: {wrong} (read {_READS} times)")
+
+    def _first_bad(self, run: range, data: bytes) -> int:
+        view = memoryview(data)
+        for at, leaf in enumerate(run):
+            digest = hashlib.sha256(view[at * LEAF_SIZE : (at + 1) * LEAF_SIZE]).digest()
+            if digest != self._leaves[leaf * 32 : leaf * 32 + 32]:
+                return leaf
+        return -1
+
+
+def _runs(leaves: list[int]) -> list[range]:
+    """Sorted leaves as ranges of adjacent ones, each at most `RUN_LEAVES` long."""
+    runs: list[range] = []
+    for leaf in leaves:
+        if runs and runs[-1].stop == leaf and len(runs[-1]) < RUN_LEAVES:
+            runs[-1] = range(runs[-1].start, leaf + 1)
+        else:
+            runs.append(range(leaf, leaf + 1))
+    return runs
