@@ -81,6 +81,11 @@ class Api:
             return False
         return True
 
+    def lease_time(self, node: str) -> str:
+        """When the node's kubelet last renewed its lease, as the API server writes times."""
+        found: str = self.get(_lease(node))["spec"]["renewTime"]
+        return found
+
     def ready_nodes(self) -> set[str]:
         """Names of the nodes whose Ready condition is True; empty without an answer."""
         try:
@@ -88,6 +93,10 @@ class Api:
         except (OSError, Refused):
             return set()
         return {node["metadata"]["name"] for node in nodes if _is_ready(node)}
+
+
+def _lease(node: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}"
 
 
 def _is_ready(node: Object) -> bool:

@@ -156,6 +156,10 @@ def _is_program(path: Path) -> bool:
 def build(settings: Settings) -> None:
     """Build what is missing, telling the seconds of each."""
     absent = {program.name for program in missing(settings)}
+    if absent and shutil.which("go") is None:
+        raise ClusterError(
+            f"Go {_GO} or newer is needed to build {', '.join(sorted(absent))}; there is none in the PATH"
+        )
     for family in FAMILIES:
         wanted = [program for program in family.programs if program.name in absent]
         if wanted:

@@ -166,17 +166,16 @@ class Cluster:
 
     def start_kubelet(self, target: Node) -> None:
         """Start a stopped kubelet; a kubelet that registers forgets the GPUs, so they are set again."""
-        path = f"/api/v1/nodes/{target.name.name}"
-        before = self.api.get(path)["status"]["capacity"].get(GPU_RESOURCE, "0")
+        gpus = self.api.get(f"/api/v1/nodes/{target.name.name}")["status"]["capacity"].get(GPU_RESOURCE, "0")
+        before = self.api.lease_time(target.name.name)
         self.processes.restart(target.kubelet)
-        self._await_ready(target)
-        self.set_gpus(target, int(before))
 
-    def _await_ready(self, target: Node) -> None:
-        if not until(lambda: target.name.name in self.api.ready_nodes(), 60.0, pause=0.2):
-            raise ClusterError(
-                f"{target.name.name} is not Ready after 60 s; see its logs in {self.settings.logs}"
-            )
+        def registered() -> bool:
+            ready = target.name.name in self.api.ready_nodes()
+            return ready and self.api.lease_time(target.name.name) != before
+
+        self._await(registered, f"{target.name.name} is not Ready", 60.0)
+        self.set_gpus(target, int(gpus))
 
     def await_api(self) -> None:
         """Wait until the API server is ready."""

@@ -69,9 +69,8 @@ class Node:
     def start_runtime(self) -> None:
         """Start the mount namespace and containerd; the network and the cgroup exist already."""
         self._write_files()
-        holder = self._processes.start(
-            Spec(self.holder, ["unshare", "--mount", "sh", "-eu", str(self._mount_script())])
-        )
+        argv = ["unshare", "--mount", "sh", "-eu", str(self._mount_script())]
+        holder = self._processes.start(Spec(self.holder, argv, self.name.netns))
         if not until(lambda: (self.folder / "mounted").exists() or not holder.alive, 5.0) or not holder.alive:
             raise ClusterError(
                 f"{self.name.name}: no mount namespace; see `python3 hack/cluster logs {self.holder}`"
