@@ -1,0 +1,186 @@
+"""A tiny training run under the Session, with switches by which tests look at it or break it.
+
+Every rank writes `<TINY_OUT>/e<epoch>-r<rank>.json`: losses by step, and digests of the state at its start and end.
+"""
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer_sidecar.train import Session, environment
+
+KIND = os.environ.get("TINY_KIND", "fsdp")
+CHANGE = os.environ.get("TINY_CHANGE", "")
+STEPS = int(os.environ.get("TINY_STEPS", "8"))
+DIE_AT = int(os.environ.get("TINY_DIE_AT", "0"))
+
+
+class Data:
+    """48 samples of 7 numbers; the target is a function of them."""
+
+    def __init__(self, size: int = 48) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(size, 7, generator=generator)
+        self.y = self.x.sin().sum(dim=1, keepdim=True)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int):
+        return self.x[i], self.y[i]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class Model(nn.Module):
+    """Widths that 2, 3 and 4 ranks cannot share evenly, tied weights, a persistent and a transient buffer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(7, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.head = nn.Linear(width, 1)
+        self.tied_a = nn.Linear(width, width, bias=False)
+        self.tied_b = nn.Linear(width, width, bias=False)
+        self.tied_b.weight = self.tied_a.weight
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+        if CHANGE == "extra key":
+            self.more = nn.Parameter(torch.zeros(5))
+        if CHANGE == "missing key":
+            self.blocks[1].norm = nn.LayerNorm(width, bias=False)
+
+    def forward(self, x):
+        self.seen += 1
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        x = self.tied_b(torch.relu(self.tied_a(x)))
+        if CHANGE == "extra key":
+            x = x + self.more.sum()
+        return self.head(x)
+
+
+class Ema:
+    """Moving average of one local parameter tensor: an object with tensors and numbers of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.source, self.count = model.head.weight, 0
+        self.average = self.source.detach().clone()
+
+    def update(self) -> None:
+        self.count += 1
+        with torch.no_grad():
+            self.average.lerp_(self.source.detach(), 0.1)
+
+    def state_dict(self):
+        return {"average": self.average, "count": self.count, "history": (1, None, float("inf"))}
+
+    def load_state_dict(self, state) -> None:
+        assert state["history"] == (1, None, float("inf"))
+        self.average, self.count = state["average"], state["count"]
+
+
+def local(tensor):
+    return getattr(tensor, "_local_tensor", tensor).detach()
+
+
+def summary(model, optimizer, scheduler, ema) -> dict:
+    """Digests of this rank's whole state and of its generators."""
+
+    def sha(tensors) -> str:
+        h = hashlib.sha256()
+        for t in tensors:
+            h.update(local(t).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return h.hexdigest()
+
+    moments = [v for p in optimizer.param_groups[0]["params"] for v in optimizer.state.get(p, {}).values()]
+    return {
+        "model": sha(model.parameters()),
+        "buffer": int(model.seen),
+        "moments": sha(t for t in moments if isinstance(t, torch.Tensor)),
+        "ema": [sha([ema.average]), ema.count],
+        "scheduler": scheduler.state_dict()["last_epoch"],
+        "lr": optimizer.param_groups[0]["lr"],
+        "rng": [random.random(), float(np.random.rand()), float(torch.rand(()))],
+    }
+
+
+def main() -> None:
+    mesh = Session.mesh_from_env("cpu")
+    torch.manual_seed(0)
+    model = Model(width=11 if CHANGE == "shape" else 10)
+    if CHANGE == "dtype":
+        model.head.to(torch.float64)
+    inner = model
+    if KIND == "fsdp":
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+    elif KIND == "ddp":
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02, weight_decay=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 4) * 0.95**s)
+    ema = Ema(inner)
+    env = environment.join()
+    out = {"losses": {}, "lr": {}}
+    with Session.from_env(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        data=Data(),
+        total_steps=STEPS,
+        seed=3,
+        extra={"ema": ema},
+    ) as s:
+        if s.resume is not None:
+            out["resume"] = s.resume.model_dump(mode="json")
+        state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        out["start"] = summary(inner, optimizer, scheduler, ema)
+        torch.set_rng_state(state[0]), random.setstate(state[1]), np.random.set_state(state[2])
+        total = 0.0
+        for x, y in s.batches():
+            loss = nn.functional.mse_loss(model(x), y) / s.accumulation
+            loss.backward()
+            total += loss.item()
+            if s.micro_end(loss):
+                continue
+            norm = torch.nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
+            if KIND == "ddp" or not hasattr(norm, "full_tensor"):
+                norm = norm.detach()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            ema.update()
+            torch.rand(()), random.random(), np.random.rand()
+            s.step_end(grad_norm=norm)
+            out["losses"][s.step], out["lr"][s.step], total = total, optimizer.param_groups[0]["lr"], 0.0
+            if s.step == DIE_AT and env.plan.restore is None:
+                os.kill(os.getpid(), 9)
+            if s.should_stop:
+                break
+        out["end"] = summary(inner, optimizer, scheduler, ema)
+        out["step"], out["samples"] = s.step, s.samples
+    if s.resume is not None:
+        out["verified"] = s.resume.verified
+    folder = Path(os.environ["TINY_OUT"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"e{env.plan.epoch}-r{env.rank}.json").write_text(json.dumps(out))
+
+
+main()

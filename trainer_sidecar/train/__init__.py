@@ -1,0 +1,25 @@
+"""The training library: lives in the ranks; captures, stages, restores and checks state. No store, no credentials."""
+
+from trainer_sidecar.train.environment import join
+from trainer_sidecar.train.errors import (
+    EnvironmentMissing,
+    Fenced,
+    ResumeRefused,
+    SaveFailed,
+    SidecarLost,
+    TrainingLibraryError,
+)
+from trainer_sidecar.train.order import SampleOrder
+from trainer_sidecar.train.session import Session
+
+__all__ = [
+    "EnvironmentMissing",
+    "Fenced",
+    "ResumeRefused",
+    "SampleOrder",
+    "SaveFailed",
+    "Session",
+    "SidecarLost",
+    "TrainingLibraryError",
+    "join",
+]

@@ -1,0 +1,95 @@
+"""What all ranks know alike: one small all-reduce per step, asynchronous, read one step later (datapath T21).
+
+Orders, outcomes and time-based decisions must be taken at the same step on every rank, or ranks hang in each other's
+collectives. Rank 0 decides what depends on clocks and on the sidecar; the sum carries it to all. No reduce
+at world size 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+_FIELDS = 8  # float64: 64 bytes
+
+
+@dataclass(frozen=True)
+class Values:
+    """What one rank puts in; only rank 0 fills `outcome` and `due`. `step` is not sent: it is the same everywhere."""
+
+    step: int
+    order: bool = False
+    requested: bool = False
+    due: bool = False
+    outcome: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    loss_step: int = 0
+    """The step that `loss` and `grad_norm` belong to (behind `step` where reading them would block a GPU)."""
+
+
+class Agreement:
+    """One all-reduce in flight at most: `launch` at a step's end, `read` at the next one."""
+
+    def __init__(self, world_size: int, group: dist.ProcessGroup | None) -> None:
+        self._world, self._group = world_size, group
+        self._pending: tuple[Values, torch.Tensor, dist.Work | None] | None = None
+
+    def launch(self, values: Values) -> None:
+        vector = torch.zeros(_FIELDS, dtype=torch.float64)
+        vector[0], vector[1], vector[2] = float(values.order), float(values.requested), float(values.due)
+        vector[3] = float(values.outcome)
+        vector[4] = math.nan if values.loss is None else values.loss
+        vector[5] = math.nan if values.grad_norm is None else values.grad_norm
+        work = None
+        if self._world > 1:
+            work = dist.all_reduce(vector, group=self._group, async_op=True)
+        self._pending = (values, vector, work)
+
+    def read(self) -> Values | None:
+        """What the ranks agreed on at the last `launch`, None when nothing is pending. Losses and norms are means."""
+        if self._pending is None:
+            return None
+        values, vector, work = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        order, requested, due, outcome, loss, norm = vector.tolist()[:6]
+        return Values(
+            step=values.step,
+            order=order > 0,
+            requested=requested > 0,
+            due=due > 0,
+            outcome=round(outcome),
+            loss=_mean(loss, values.loss, self._world),
+            grad_norm=_mean(norm, values.grad_norm, self._world),
+            loss_step=values.loss_step,
+        )
+
+    def decide(self, value: int) -> int:
+        """Rank 0's `value` on every rank; blocks."""
+        if self._world == 1:
+            return value
+        tensor = torch.tensor([value], dtype=torch.int64)
+        dist.broadcast(tensor, src=0, group=self._group)
+        return int(tensor.item())
+
+    def sum_exact(self, numbers: list[int]) -> list[int]:
+        """Sums of non-negative integers below 2^128 over the ranks, without overflow; blocks."""
+        if self._world == 1:
+            return numbers
+        words = torch.tensor([[n >> s & 0xFFFFFFFF for s in range(0, 128, 32)] for n in numbers])
+        dist.all_reduce(words, group=self._group)
+        return [sum(w << 32 * i for i, w in enumerate(row)) for row in words.tolist()]
+
+    def barrier(self) -> None:
+        """Ranks that tear down their group before the others are done look failed (datapath T22)."""
+        if self._world > 1:
+            dist.barrier(group=self._group)
+
+
+def _mean(total: float, own: float | None, world: int) -> float | None:
+    return None if own is None else total / world

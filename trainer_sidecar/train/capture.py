@@ -1,0 +1,232 @@
+"""The walk over everything that training is: which tensors there are, their names, and where each rank's piece lies.
+
+Names are the model's plain parameter names (wrappers' prefixes stripped), so that a state saved under DDP, FSDP2 or
+torch.compile has the same names. Optimizer state is read from `optimizer.state[p]` by parameter name and never through
+torch's get/set_optimizer_state_dict (datapath T14). Tensors are `model/<name>`, `optimizer/<i>/<name>/<key>`,
+`extra/<object>/<path>`; all else goes into tagged JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainer_sidecar.train import tagged
+from trainer_sidecar.train.layout import REPLICATE, Layout, Placement, replicated
+from trainer_sidecar.train.ownership import Entry
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+@dataclass
+class Piece:
+    """One global tensor and this rank's part of it, `local` (detached; shares storage with the live tensor)."""
+
+    entry: Entry
+    local: torch.Tensor
+
+
+@dataclass
+class Captured:
+    """All pieces, in a fixed order, and the JSON parts of the state."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    aliases: list[list[str]] = field(default_factory=list)
+    trainable: list[str] = field(default_factory=list)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(piece.entry for piece in self.pieces)
+
+
+class State:
+    """What a session saves and restores: `model`, named `optimizers`, objects with state_dict/load_state_dict.
+
+    Raises ValueError when names collide or a parameter of an optimizer is not in the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        extra: Mapping[str, Any],
+        world_size: int,
+        full_mesh: tuple[tuple[str, ...], tuple[int, ...]] | None = None,
+    ) -> None:
+        self.model, self.optimizers, self.extra = unwrap(model), optimizers, dict(extra)
+        self.world_size, self.full_mesh = world_size, full_mesh
+        self.names = parameter_names(self.model)
+        for i, optimizer in enumerate(optimizers):
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if id(p) not in self.names:
+                        raise ValueError(
+                            f"optimizer {i} has a parameter of shape {tuple(p.shape)} that is not in the model: "
+                            "build the optimizer after fully_shard, from model.parameters()"
+                        )
+
+    def capture(self) -> Captured:
+        """Walk the live state. Tensors are not copied."""
+        found = Captured(aliases=aliases(self.model), trainable=self._trainable())
+        for name, tensor in self.model_tensors():
+            found.pieces.append(self.piece(f"model/{name}", tensor))
+        for i, optimizer in enumerate(self.optimizers):
+            found.optimizers.append(self._optimizer(i, optimizer, found.pieces))
+        for key, obj in self.extra.items():
+            found.extra[key] = self._flatten(obj.state_dict(), f"extra/{key}", found.pieces)
+        return found
+
+    def model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters (tied ones once) and persistent buffers by plain name."""
+        for name, parameter in self.model.named_parameters():
+            yield plain(name), parameter
+        for prefix, module in self.model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    yield plain(f"{prefix}.{name}" if prefix else name), buffer
+
+    def piece(self, name: str, tensor: torch.Tensor) -> Piece:
+        """Raises ValueError when the tensor's mesh does not tell who else holds it."""
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        layout = self.layout(name, tensor)
+        entry = Entry(name, dtype, tensor.element_size(), tuple(tensor.shape), layout)
+        return Piece(entry, local.detach())
+
+    def layout(self, name: str, tensor: torch.Tensor) -> Layout:
+        """The tensor's layout over all ranks of the job."""
+        if not isinstance(tensor, DTensor):
+            return replicated(self.world_size)
+        mesh = tensor.device_mesh
+        placements = [_placement(name, p) for p in tensor.placements]
+        ranks = tuple(int(r) for r in mesh.mesh.flatten().tolist())
+        if len(ranks) == self.world_size:
+            return Layout(tuple(mesh.mesh.shape), ranks, tuple(placements))
+        axes = mesh.mesh_dim_names or ()
+        names, shape = self.full_mesh or ((), ())
+        if not axes or not set(axes) <= set(names):
+            raise ValueError(
+                f"{name} lives on a mesh {axes} of {len(ranks)} of {self.world_size} ranks, which is no part of the "
+                f"session's mesh {names}: build the model on the mesh that the session gives"
+            )
+        known = dict(zip(axes, placements, strict=True))
+        full = tuple(known.get(axis, REPLICATE) for axis in names)
+        return Layout(shape, tuple(range(self.world_size)), full)
+
+    def _trainable(self) -> list[str]:
+        return [plain(name) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def _optimizer(self, i: int, optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    name = self.names[id(parameter)]
+                    values = optimizer.state[parameter]
+                    state[name] = self._moments(f"optimizer/{i}/{name}", parameter, values, pieces)
+        return {"class": type(optimizer).__name__, "groups": self.groups(optimizer), "state": state}
+
+    def _moments(
+        self, prefix: str, parameter: torch.Tensor, values: dict[str, Any], pieces: list[Piece]
+    ) -> dict[str, Any]:
+        slots: dict[str, Any] = {}
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                slots[key] = {"slot": slot(f"{prefix}/{key}", parameter, value)}
+                pieces.append(self.piece(f"{prefix}/{key}", value))
+            else:
+                slots[key] = {"value": tagged.encode(value, f"{prefix}/{key}")}
+        return slots
+
+    def groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        """Every field of every group; a group's identity is its sorted parameter names."""
+        return [
+            {
+                "params": sorted(self.names[id(p)] for p in group["params"]),
+                "fields": {
+                    key: tagged.encode(value, f"param group field {key}")
+                    for key, value in group.items()
+                    if key not in ("params", "param_names")
+                },
+            }
+            for group in optimizer.param_groups
+        ]
+
+    def _flatten(self, value: Any, path: str, pieces: list[Piece]) -> Any:
+        """Tagged JSON of a state dict in which tensors are references to pieces."""
+        if isinstance(value, torch.Tensor) and (isinstance(value, DTensor) or value.numel() > 1):
+            pieces.append(self.piece(path, value))
+            return {"$stored": path}
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {
+                "$ordered": [[key, self._flatten(v, f"{path}/{key}", pieces)] for key, v in value.items()]
+            }
+        if isinstance(value, list | tuple):
+            items = [self._flatten(v, f"{path}/{i}", pieces) for i, v in enumerate(value)]
+            return {"$tuple": items} if isinstance(value, tuple) else items
+        return tagged.encode(value, path)
+
+
+def slot(name: str, parameter: torch.Tensor, value: torch.Tensor) -> dict[str, Any]:
+    """How a state tensor is to be made again: like its parameter, plain (which device), or with placements of its own.
+
+    Raises ValueError for per-rank state beside a sharded parameter: it cannot be resharded (datapath T13).
+    """
+    device = "cpu" if value.device.type == "cpu" else "param"
+    if isinstance(value, DTensor):
+        placements = [str(_placement(name, p)) for p in value.placements]
+        like = value.shape == parameter.shape and value.placements == getattr(parameter, "placements", None)
+        return {"layout": "param"} if like else {"layout": "dtensor", "placements": placements}
+    if isinstance(parameter, DTensor) and value.numel() > 1:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} is no DTensor although its parameter is sharded: state that belongs "
+            "to one rank cannot be restored on another world size"
+        )
+    return {"layout": "plain", "device": device}
+
+
+def _placement(name: str, placement: Any) -> Placement:
+    if placement.is_replicate():
+        return REPLICATE
+    if hasattr(placement, "split_factor"):
+        return Placement(int(placement.dim), int(placement.split_factor))
+    if placement.is_shard():
+        return Placement(int(placement.dim))
+    raise ValueError(f"{name} has placement {placement}: only Shard and Replicate can be saved")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside DDP."""
+    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    return model
+
+
+def plain(name: str) -> str:
+    """A name without the prefixes of torch.compile, activation checkpointing and FSDP1."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """Plain name by id of every parameter. Raises ValueError when stripping makes two of them equal."""
+    names = {id(p): plain(name) for name, p in model.named_parameters()}
+    if len(set(names.values())) != len(names):
+        raise ValueError("two parameters have the same plain name after wrappers' prefixes are stripped")
+    return names
+
+
+def aliases(model: nn.Module) -> list[list[str]]:
+    """Names of tied parameters, each list starting with the one that is stored."""
+    tied: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        tied.setdefault(id(parameter), []).append(plain(name))
+    return [names for names in tied.values() if len(names) > 1]

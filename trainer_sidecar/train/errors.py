@@ -1,0 +1,43 @@
+"""Errors of the training library. Each one names what was found, what was expected and the next step."""
+
+from __future__ import annotations
+
+
+class TrainingLibraryError(RuntimeError):
+    """Base class of what this library raises on purpose."""
+
+
+class EnvironmentMissing(TrainingLibraryError):
+    """The process was not started by a launcher, or ranks and plan disagree."""
+
+
+class SidecarLost(TrainingLibraryError):
+    """The sidecar's socket cannot be reached within its deadline."""
+
+
+class SidecarRefused(TrainingLibraryError):
+    """The sidecar answered `Failure`; `word` is its stable CamelCase error."""
+
+    def __init__(self, word: str, message: str) -> None:
+        super().__init__(f"{word}: {message}")
+        self.word = word
+
+
+class ResumeRefused(TrainingLibraryError):
+    """The restore point does not fit this run (or cannot be read); every difference is named. Fail closed."""
+
+    def __init__(self, differences: list[str]) -> None:
+        self.differences = differences
+        super().__init__("\n".join(differences))
+
+
+class Fenced(TrainingLibraryError):
+    """A newer attempt exists: this one may not commit any more and stops."""
+
+
+class StagingFailed(TrainingLibraryError):
+    """This rank could not stage its part of a save."""
+
+
+class SaveFailed(TrainingLibraryError):
+    """A save that the session had to wait for did not commit."""

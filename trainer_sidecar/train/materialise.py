@@ -1,0 +1,117 @@
+"""Making the targets of a restore: optimizer state as the index says, poisoned with NaN, never by running a step.
+
+torch's own way runs an optimizer step on a fresh optimizer, which changes parameters and fires hooks (datapath T14).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from trainer_sidecar.train import tagged
+from trainer_sidecar.train.capture import State
+
+Stored = dict[str, tuple[str, tuple[int, ...]]]
+"""Name -> (dtype, global shape) of the checkpoint's tensors."""
+
+
+def optimizer_state(state: State, saved: list[Any], stored: Stored) -> list[str]:
+    """Fill every optimizer's state and groups from the saved documents. Returns differences, named; empty = done."""
+    problems: list[str] = []
+    for i, (optimizer, document) in enumerate(zip(state.optimizers, saved, strict=True)):
+        by_name = {state.names[id(p)]: p for g in optimizer.param_groups for p in g["params"]}
+        optimizer.state.clear()
+        for name, slots in document["state"].items():
+            if name not in by_name:
+                problems.append(f"optimizer {i} has no parameter {name}, the checkpoint has its state")
+                continue
+            optimizer.state[by_name[name]] = {
+                key: _value(f"optimizer/{i}/{name}/{key}", slot, by_name[name], stored, problems)
+                for key, slot in slots.items()
+            }
+        _groups(state, optimizer, document["groups"])
+    return problems
+
+
+def _groups(state: State, optimizer: torch.optim.Optimizer, saved: list[Any]) -> None:
+    """Put every field back; a tensor LR is filled in place, since a scheduler may hold it."""
+    fields = {tuple(g["params"]): g["fields"] for g in saved}
+    for group in optimizer.param_groups:
+        key = tuple(sorted(state.names[id(p)] for p in group["params"]))
+        for name, encoded in fields[key].items():
+            value = tagged.decode(encoded)
+            if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                group[name].copy_(value)
+            else:
+                group[name] = value
+
+
+def _value(
+    name: str, slot: dict[str, Any], parameter: torch.Tensor, stored: Stored, problems: list[str]
+) -> Any:
+    if "value" in slot:
+        return tagged.decode(slot["value"])
+    if name not in stored:
+        problems.append(f"missing in the checkpoint's index: {name}")
+        return None
+    dtype, shape = stored[name]
+    target = _target(slot["slot"], parameter, getattr(torch, dtype), shape)
+    if tuple(target.shape) != shape:
+        problems.append(f"shape of {name}: {list(shape)} in the checkpoint, {list(target.shape)} in this run")
+    return target
+
+
+def _target(
+    slot: dict[str, Any], parameter: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    if slot["layout"] == "param":
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if slot["layout"] == "plain" and not isinstance(parameter, DTensor):
+        device = "cpu" if slot["device"] == "cpu" else parameter.device
+        return torch.empty(shape, dtype=dtype, device=device)
+    if slot["layout"] == "plain" and slot["device"] == "param":
+        return torch.empty(shape, dtype=dtype, device=parameter.device)
+    if slot["layout"] == "plain":
+        return torch.empty(shape, dtype=dtype)
+    assert isinstance(parameter, DTensor)
+    placements = [Replicate() if p == "R" else Shard(int(p[1:])) for p in slot["placements"]]
+    return torch.distributed.tensor.empty(
+        shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=placements
+    )
+
+
+def extra_targets(document: Any, current: dict[str, torch.Tensor]) -> Any:
+    """The saved state dict of an extra object, its tensors replaced by fresh ones like the `current` ones."""
+    if isinstance(document, dict) and len(document) == 1:
+        ((tag, body),) = document.items()
+        if tag == "$stored":
+            return torch.empty_like(current[body])
+        if tag == "$ordered":
+            return {key: extra_targets(value, current) for key, value in body}
+        if tag == "$tuple":
+            return tuple(extra_targets(item, current) for item in body)
+    if isinstance(document, list):
+        return [extra_targets(item, current) for item in document]
+    return tagged.decode(document)
+
+
+@torch.no_grad()
+def poison(tensors: list[torch.Tensor]) -> None:
+    """NaN into every float, so that an element that is not loaded cannot pass unseen (datapath T18)."""
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(float("nan"))
+
+
+def collect(target: Any, path: str, into: dict[str, torch.Tensor]) -> None:
+    """Local tensors of an `extra_targets` result by the name under which they are stored."""
+    if isinstance(target, torch.Tensor):
+        into[path] = target._local_tensor if isinstance(target, DTensor) else target
+    elif isinstance(target, dict):
+        for key, value in target.items():
+            collect(value, f"{path}/{key}", into)
+    elif isinstance(target, list | tuple):
+        for i, value in enumerate(target):
+            collect(value, f"{path}/{i}", into)

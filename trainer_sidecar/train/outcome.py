@@ -1,0 +1,49 @@
+"""How this rank's attempt ended, for the launcher: the outcome file beats the exit code (datapath T22)."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
+from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.train.errors import Fenced, ResumeRefused
+from trainer_sidecar.train.staging import open_folder, write_by_rename
+
+MAX_ERROR_BYTES = 1024
+
+
+class OutcomeFile:
+    """`<outcome dir>/rank-<rank:05d>.json`, written by rename. The first outcome of a rank stands."""
+
+    def __init__(self, folder: Path, plan: Plan, rank: int) -> None:
+        self._path, self._plan, self._rank = folder / f"rank-{rank:05d}.json", plan, rank
+        self.written: OutcomeKind | None = None
+
+    def write(self, kind: OutcomeKind, step: int, message: str, failure: RankFailure | None = None) -> None:
+        if self.written is not None:
+            return
+        outcome = Outcome(
+            epoch=self._plan.epoch,
+            attempt=self._plan.attempt,
+            kind=kind,
+            step=step,
+            message=message,
+            failure=failure,
+        )
+        open_folder(self._path.parent)
+        write_by_rename(self._path, outcome.to_bytes())
+        self.written = kind
+
+    def failed(self, error: BaseException, step: int) -> None:
+        """Record an exception under the word that it deserves."""
+        text = "".join(traceback.format_exception(error))
+        tail = text.encode()[-MAX_ERROR_BYTES:].decode(errors="ignore")
+        failure = RankFailure(rank=self._rank, exit_code=1, error=tail)
+        message = f"{type(error).__name__} at step {step}: {error}"[:MAX_ERROR_BYTES]
+        if isinstance(error, ResumeRefused):
+            self.write(OutcomeKind.RESUME_REFUSED, step, str(error)[:4096])
+        elif isinstance(error, Fenced):
+            self.write(OutcomeKind.FENCED, step, message)
+        else:
+            self.write(OutcomeKind.FAILED, step, message, failure)

@@ -1,0 +1,243 @@
+"""From a committed checkpoint to a running state, in the order of design 4; what does not fit is refused by name.
+
+Compare -> materialise -> poison -> fetch and copy -> coverage and digest -> scheduler, scaler, cursor -> RNG last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.checkpoint import Witness
+from trainer_sidecar.contract.journal import RestorePoint
+from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.train import compare, materialise, rng, state_digest, tagged, transfer
+from trainer_sidecar.train.agreement import Agreement
+from trainer_sidecar.train.capture import Captured, State
+from trainer_sidecar.train.cursor import Cursor
+from trainer_sidecar.train.digest import MODULUS, to_hex
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
+from trainer_sidecar.train.ownership import Planner
+from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
+
+
+@dataclass
+class Clockwork:
+    """Objects beside model and optimizers that carry JSON state."""
+
+    schedulers: list[Any]
+    scaler: Any
+    seed: int
+    fingerprints: Mapping[str, str]
+
+
+@dataclass
+class Resumed:
+    """What came out of a restore."""
+
+    report: ResumeReport
+    witness: Witness | None
+    saved_epoch: int
+
+
+@dataclass
+class Restorer:
+    """One restore of `point` into the live objects."""
+
+    env: Environment
+    state: State
+    clockwork: Clockwork
+    cursor: Cursor
+    planner: Planner
+    agreement: Agreement
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def restore(self, point: RestorePoint) -> Resumed:
+        """Raises ResumeRefused when the checkpoint does not fit or cannot be read, SidecarLost, Fenced."""
+        begin = time.monotonic()
+        try:
+            opened = self._timed("open", lambda: self._open(point))
+            self._compare(opened)
+            targets = self._materialise(opened)
+            needed, fetched = self._load(opened)
+        except SidecarRefused as error:
+            raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
+        checks = self._digest_checks(opened)
+        self._put_back(opened, targets)
+        checks += self._state_checks(opened)
+        derived = self._random(opened)
+        self.env.client.tell(m.CloseRestore(rank=self.env.rank))
+        self.seconds["total"] = time.monotonic() - begin
+        report = self._report(opened, checks, derived, needed, fetched)
+        if not report.passed:
+            failed = [c for c in report.checks if not c.passed]
+            raise ResumeRefused(
+                [f"check {c.name!r} failed: expected {c.expected}, found {c.found}" for c in failed]
+            )
+        return Resumed(report, opened.witness, opened.manifest.epoch)
+
+    def _timed(self, phase: str, action: Callable[[], Any]) -> Any:
+        begin = time.monotonic()
+        result = action()
+        self.seconds[phase] = round(time.monotonic() - begin, 6)
+        return result
+
+    def _open(self, point: RestorePoint) -> m.RestoreOpened:
+        request = m.OpenRestore(checkpoint_id=point.checkpoint_id)
+        return self.env.client.ask(request, m.RestoreOpened, seconds=LONG_REPLY_SECONDS)
+
+    def _compare(self, opened: m.RestoreOpened) -> None:
+        saved, now = opened.manifest.training_state, self.state.capture()
+        entries = {entry.name: entry for entry in now.entries}
+        counts = {
+            "schedulers": len(self.clockwork.schedulers),
+            "scalers": int(self.clockwork.scaler is not None),
+        }
+        found = compare.tensor_differences(opened.tensors, entries, ("model/", "extra/"))
+        found += compare.optimizer_differences(saved, now)
+        found += compare.presence_differences(saved, counts, now.extra)
+        found += compare.mapping_differences("sample order", saved.data, self.cursor.describe())
+        found += compare.mapping_differences(
+            "fingerprint", opened.manifest.fingerprints, self.clockwork.fingerprints
+        )
+        if sorted(map(sorted, saved.aliases)) != sorted(map(sorted, now.aliases)):
+            found.append(f"tied parameters: {saved.aliases} in the checkpoint, {now.aliases} in this run")
+        if found:
+            raise ResumeRefused(found)
+
+    def _materialise(self, opened: m.RestoreOpened) -> dict[str, Any]:
+        """Optimizer state and the state dicts of extra objects, not loaded yet. Returns the latter."""
+        saved = opened.manifest.training_state
+        t = opened.tensors
+        stored = {n: (d, tuple(s)) for n, d, s in zip(t.names, t.dtypes, t.shapes, strict=True)}
+        problems = materialise.optimizer_state(self.state, saved.optimizers, stored)
+        self._captured = self.state.capture()
+        entries = {entry.name: entry for entry in self._captured.entries}
+        problems = problems or compare.tensor_differences(t, entries, ("",))
+        if problems:
+            raise ResumeRefused(problems)
+        current = {p.entry.name: p.local for p in self._captured.pieces}
+        targets = {k: materialise.extra_targets(doc, current) for k, doc in (saved.extra or {}).items()}
+        self._redirect(targets, self._captured)
+        return targets
+
+    def _redirect(self, targets: dict[str, Any], captured: Captured) -> None:
+        """Load tensors of extra objects into the fresh targets: their state_dict() may hand out copies."""
+        fresh: dict[str, torch.Tensor] = {}
+        for key, target in targets.items():
+            materialise.collect(target, f"extra/{key}", fresh)
+        for piece in captured.pieces:
+            if piece.entry.name in fresh:
+                piece.local = fresh[piece.entry.name]
+
+    def _load(self, opened: m.RestoreOpened) -> tuple[int, int]:
+        """Fetch and copy all pieces; returns (bytes needed, bytes read from the store)."""
+        pieces = self._captured.pieces
+        materialise.poison([piece.local for piece in pieces])
+        slices = self.env.client.ask(m.AskSlices(), m.SlicesReply).slices
+        numbers = {name: i for i, name in enumerate(opened.tensors.names)}
+        reads = self._timed("plan", lambda: transfer.plan_reads(pieces, numbers, slices, self.env.rank))
+        ranges = transfer.needed_ranges(reads)
+        fetched = self._timed("fetch", lambda: transfer.fetch(self.env.client, ranges))
+        windows = transfer.Windows(Path(opened.folder), opened.files)
+        self._timed("copy", lambda: transfer.copy(reads, windows))
+        return sum(r.shared.numel * r.piece.entry.itemsize for r in reads), fetched
+
+    def _digest_checks(self, opened: m.RestoreOpened) -> list[Check]:
+        plan = self.planner.plan(self._captured.entries)
+        mine = self._timed("digest", lambda: state_digest.of_live(plan, self._captured))
+        (total,) = self.agreement.sum_exact([mine])
+        found = to_hex(total % MODULUS)
+        expected = opened.manifest.state_digest
+        return [Check(name="state digest", passed=found == expected, expected=expected, found=found)]
+
+    def _put_back(self, opened: m.RestoreOpened, targets: dict[str, Any]) -> None:
+        saved = opened.manifest.training_state
+        for key, target in targets.items():
+            self.state.extra[key].load_state_dict(target)
+        for scheduler, document in zip(self.clockwork.schedulers, saved.schedulers, strict=True):
+            scheduler.load_state_dict(tagged.decode(document))
+        if self.clockwork.scaler is not None:
+            self.clockwork.scaler.load_state_dict(tagged.decode(saved.scaler))
+        self.cursor.restore(opened.manifest.progress)
+
+    def _state_checks(self, opened: m.RestoreOpened) -> list[Check]:
+        """Compare the live objects, read again, with what was saved."""
+        saved, progress = opened.manifest.training_state, opened.manifest.progress
+        now = self.state.capture()
+        checks = [
+            _equal("step", progress.step, self.cursor.step),
+            _equal("cursor", progress.samples, self.cursor.samples),
+            _equal("sample digest", progress.sample_digest, self.cursor.sample_digest),
+            _equal("learning rates", _rates(saved.optimizers), _rates(now.optimizers)),
+            _equal("optimizer groups", _groups(saved.optimizers), _groups(now.optimizers)),
+            _equal("moments", _moments(saved.optimizers), _moments(now.optimizers)),
+        ]
+        schedulers = [tagged.encode(s.state_dict()) for s in self.clockwork.schedulers]
+        checks.append(Check(name="schedulers", passed=schedulers == saved.schedulers))
+        if self.clockwork.scaler is not None:
+            checks.append(_equal("scaler", saved.scaler, tagged.encode(self.clockwork.scaler.state_dict())))
+        return checks + self._first_batch(opened)
+
+    def _first_batch(self, opened: m.RestoreOpened) -> list[Check]:
+        if self.cursor.order is None:
+            return []
+        found = self.cursor.batch_digest()
+        witness = opened.witness
+        if witness is None or witness.epoch != opened.manifest.epoch or not witness.steps:
+            detail = "no witness: the order is a pure function of seed and cursor"
+            return [Check(name="first batch", passed=True, found=found, detail=detail)]
+        return [_equal("first batch", witness.steps[0].batch_digest, found)]
+
+    def _random(self, opened: m.RestoreOpened) -> list[str]:
+        """RNG is the last thing restored; on another mesh every rank derives its own."""
+        env, mesh = self.env, self.env.plan.topology.mesh
+        if opened.manifest.topology.mesh == mesh:
+            reply = env.client.ask(m.AskRankState(rank=env.rank), m.RankStateReply)
+            rng.restore(reply.rank_state["rng"], env.device)
+            return []
+        rng.derive(self.clockwork.seed, opened.manifest.progress.step, env.dp_rank, env.device)
+        return [f"rng of dp rank {r} from (seed, step, dp rank)" for r in range(mesh.dp)]
+
+    def _report(
+        self, opened: m.RestoreOpened, checks: list[Check], derived: list[str], needed: int, fetched: int
+    ) -> ResumeReport:
+        needed, fetched = self.agreement.sum_exact([needed, fetched])
+        plan, manifest = self.env.plan, opened.manifest
+        return ResumeReport(
+            epoch=plan.epoch,
+            attempt=plan.attempt,
+            checkpoint_id=manifest.checkpoint_id,
+            step=manifest.progress.step,
+            topology_from=manifest.topology,
+            topology_to=plan.topology,
+            checks=checks,
+            resharded=manifest.topology.mesh != plan.topology.mesh,
+            derived=derived,
+            bytes_needed=needed,
+            bytes_fetched=fetched,
+            seconds={phase: round(s, 4) for phase, s in self.seconds.items()},
+        )
+
+
+def _equal(name: str, expected: Any, found: Any) -> Check:
+    return Check(name=name, passed=expected == found, expected=expected, found=found)
+
+
+def _rates(optimizers: list[Any]) -> list[Any]:
+    return [[group["fields"].get("lr") for group in o["groups"]] for o in optimizers]
+
+
+def _groups(optimizers: list[Any]) -> list[int]:
+    return [len(o["groups"]) for o in optimizers]
+
+
+def _moments(optimizers: list[Any]) -> list[int]:
+    return [sum(len(slots) for slots in o["state"].values()) for o in optimizers]

@@ -1,0 +1,55 @@
+"""Random state of one rank: Python, NumPy, torch on the CPU and on the rank's CUDA device.
+
+Belongs to the rank alone and is saved under its own key (field finding: one rank's state restored on all). When the
+topology changed, ranks get a state derived from (seed, step, dp rank), and the report says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer_sidecar.train import tagged
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """Tagged JSON of this process's generators."""
+    version, words, gauss = random.getstate()
+    name, keys, pos, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, np.array(words, dtype=np.uint32), gauss],
+        "numpy": [name, np.asarray(keys, dtype=np.uint32), int(pos), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    encoded: dict[str, Any] = tagged.encode(state, "rng")
+    return encoded
+
+
+def restore(encoded: Any, device: torch.device) -> None:
+    """Put back what `capture` returned. Restore it last: whatever draws afterwards would shift it."""
+    state = tagged.decode(encoded)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(int(w) for w in words), gauss))
+    name, keys, pos, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys, pos, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def derive(seed: int, step: int, dp_rank: int, device: torch.device) -> None:
+    """Seed all generators from SHA-256("rtj-rng-1", seed, step, dp rank): the rule for ranks of a new topology."""
+    digest = hashlib.sha256(f"rtj-rng-1\n{seed}\n{step}\n{dp_rank}".encode()).digest()
+    value = int.from_bytes(digest[:8], "little") >> 1
+    random.seed(value)
+    np.random.seed(np.frombuffer(digest, dtype="<u4"))
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(value)

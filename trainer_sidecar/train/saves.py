@@ -1,0 +1,262 @@
+"""Saves of one rank: stage, seal in the background, learn the outcome; at most one in flight from stage to commit.
+
+Only rank 0 asks for the outcome; the others hear it through the agreement (design 8). Every rank calls `begin` at the
+same step with the same arguments. Nothing here decides when to save: see `policy`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from trainer_sidecar.contract import CONTRACT_VERSION, keys
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.checkpoint import Progress, Seal, Slices, Tensors, TrainingState
+from trainer_sidecar.contract.journal import SaveReason
+from trainer_sidecar.contract.status import SaveOutcome
+from trainer_sidecar.train import state_digest
+from trainer_sidecar.train.agreement import Agreement
+from trainer_sidecar.train.capture import Captured
+from trainer_sidecar.train.digest import to_hex
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.errors import Fenced, StagingFailed
+from trainer_sidecar.train.ownership import OwnershipPlan, Planner
+from trainer_sidecar.train.staging import Stager, write_by_rename
+
+log = logging.getLogger("rtj.train")
+POLL_SECONDS = 0.1
+
+
+class Code(IntEnum):
+    """Outcome of the save in flight, as one number in the agreement."""
+
+    NONE = 0
+    COMMITTED = 1
+    FAILED = 2
+    FENCED = 3
+
+
+_CODES = {
+    SaveOutcome.COMMITTED: Code.COMMITTED,
+    SaveOutcome.FAILED: Code.FAILED,
+    SaveOutcome.FENCED: Code.FENCED,
+}
+
+
+@dataclass
+class InFlight:
+    """The save in flight. `code` and `error` are set by the background thread."""
+
+    save_id: str
+    checkpoint_id: str
+    step: int
+    code: Code = Code.NONE
+    detail: str = ""
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a save holds beside the tensors; the last two only on rank 0."""
+
+    progress: Progress
+    reason: SaveReason
+    rank_state: Any
+    training_state: TrainingState | None
+    fingerprints: dict[str, str]
+
+
+class Saves:
+    """Staging and outcomes of this rank's saves."""
+
+    def __init__(self, env: Environment, planner: Planner, agreement: Agreement, parent: str | None) -> None:
+        self._env, self._planner, self._agreement = env, planner, agreement
+        self._stager = Stager(env.volume.rank_stage(env.rank))
+        self._parent = parent
+        self._tries: dict[int, int] = {}
+        self._reserving: threading.Thread | None = None
+        self.in_flight: InFlight | None = None
+        self.committed_step: int | None = None
+        self.failures_in_row = 0
+        self.last_staging_seconds = 0.0
+
+    def reserve(self, captured: Captured) -> None:
+        """Allocate the buffer in the background, so that the first save is no slower than others."""
+        plan = self._planner.plan(captured.entries)
+        self._reserving = threading.Thread(
+            target=self._reserve, args=(plan,), daemon=True, name="rtj-reserve"
+        )
+        self._reserving.start()
+
+    def _reserve(self, plan: OwnershipPlan) -> None:
+        try:
+            self._stager.reserve(plan)
+        except StagingFailed as error:  # the save itself will fail with it, and tell the sidecar
+            log.warning("buffer is not allocated yet: %s", error)
+
+    def begin(self, captured: Captured, content: Content) -> InFlight:
+        """Stage and start the background part. The save before must be settled."""
+        assert self.in_flight is None, "two saves in flight"
+        step, plan = content.progress.step, self._env.plan
+        number = self._tries.get(step, 0)
+        self._tries = {step: number + 1}
+        save_id = keys.save_id(plan.nonce, step, content.progress.micro_step, number)
+        save = InFlight(save_id, keys.checkpoint_id(step, plan.epoch, save_id), step)
+        self.in_flight = save
+        if self._reserving is not None:
+            self._reserving.join()
+        seal = self._stage(save, captured, content)
+        save.thread = threading.Thread(
+            target=self._background, args=(save, seal), daemon=True, name=f"rtj-save-{step}"
+        )
+        save.thread.start()
+        return save
+
+    def _stage(
+        self, save: InFlight, captured: Captured, content: Content
+    ) -> tuple[Seal, OwnershipPlan] | None:
+        """Copy and describe; None when this rank gives the save up."""
+        begin = time.monotonic()
+        ownership = self._planner.plan(captured.entries)
+        try:
+            deadline = begin + self._env.plan.checkpoint.save_timeout_seconds
+            generation = self._stager.stage(ownership, captured, deadline)
+        except StagingFailed as error:
+            log.error("step %d is not saved: %s", save.step, error)
+            request = m.GiveUp(save_id=save.save_id, rank=self._env.rank, reason=str(error))
+            self._env.client.tell(request)
+            return None
+        self.last_staging_seconds = time.monotonic() - begin
+        return self._seal(save, ownership, content, generation), ownership
+
+    def _seal(self, save: InFlight, plan: OwnershipPlan, content: Content, generation: int) -> Seal:
+        topology = self._env.plan.topology
+        return Seal(
+            contract_version=CONTRACT_VERSION,
+            epoch=self._env.plan.epoch,
+            save_id=save.save_id,
+            checkpoint_id=save.checkpoint_id,
+            parent=self._parent,
+            rank=self._env.rank,
+            generation=generation,
+            buffer=self._stager.buffer.name,
+            size=plan.size,
+            topology=topology,
+            mesh_digest=mesh_digest(topology.to_bytes()),
+            tensors=_tensors(plan, self._env.rank),
+            slices=_slices(plan, self._env.rank),
+            state_digest="",
+            progress=content.progress,
+            reason=content.reason,
+            rank_state=content.rank_state,
+            training_state=content.training_state,
+            fingerprints=content.fingerprints,
+            staging_seconds=round(self.last_staging_seconds, 6),
+        )
+
+    def _background(self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None) -> None:
+        try:
+            if staged is not None:
+                self._finish(*staged)
+            if self._env.rank == 0:
+                self._follow(save)
+        except Fenced as error:
+            save.code, save.detail = Code.FENCED, str(error)
+        except BaseException as error:  # handed to the training thread, which raises it at the next step
+            save.error = error
+
+    def _finish(self, seal: Seal, plan: OwnershipPlan) -> None:
+        """Digest the frozen copy, then seal: file, control block, message, in this order."""
+        digest = state_digest.of_staged(plan, self._stager.views(plan))
+        seal = seal.model_copy(update={"state_digest": to_hex(digest)})
+        write_by_rename(self._stager.folder / "seal.json", seal.to_bytes())
+        self._stager.seal(seal.generation)
+        self._env.client.tell(m.Sealed(save_id=seal.save_id, rank=seal.rank))
+
+    def _follow(self, save: InFlight) -> None:
+        """Ask until the outcome is known. `Unknown` is a sidecar that restarted and has not read the volume yet."""
+        while True:
+            reply = self._env.client.ask(m.AskSave(save_id=save.save_id), m.SaveReply)
+            if reply.outcome in _CODES:
+                save.code, save.detail = _CODES[reply.outcome], reply.detail
+                return
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def outcome(self) -> Code:
+        """What this rank has heard of the save in flight; to be agreed on before anyone acts."""
+        if self.in_flight is None:
+            return Code.NONE
+        if self.in_flight.error is not None:
+            raise self.in_flight.error
+        return self.in_flight.code
+
+    def settle(self, code: int) -> InFlight | None:
+        """Take the agreed outcome. Returns the save that ended. Raises Fenced when a newer attempt exists."""
+        save = self.in_flight
+        if save is None or code == Code.NONE:
+            return None
+        if save.thread is not None and self._env.rank != 0:
+            save.thread.join()
+        self.in_flight, save.code = None, Code(code)
+        if code == Code.FENCED:
+            raise Fenced(
+                f"a newer attempt exists, step {save.step} cannot be committed by attempt of epoch "
+                f"{self._env.plan.epoch}: {save.detail}"
+            )
+        if code == Code.COMMITTED:
+            self.committed_step, self._parent, self.failures_in_row = save.step, save.checkpoint_id, 0
+        else:
+            self.failures_in_row += 1
+            log.warning(
+                "save of step %d failed (%d in a row): %s", save.step, self.failures_in_row, save.detail
+            )
+        return save
+
+    def wait(self) -> InFlight | None:
+        """Block until the save in flight has ended on all ranks; None when there is none or its deadline passed."""
+        if self.in_flight is None:
+            return None
+        deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
+        thread = self.in_flight.thread
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return self.settle(self._agreement.decide(int(self.outcome)))
+
+
+def mesh_digest(topology: bytes) -> str:
+    """SHA-256 of the topology's JSON (protocol R25)."""
+    return hashlib.sha256(topology).hexdigest()
+
+
+def _named(plan: OwnershipPlan, rank: int) -> list[int]:
+    """Tensors of which this rank owns a slice; rank 0 also names those that have no element at all."""
+    empty = {i for i, e in enumerate(plan.entries) if 0 in e.shape} if rank == 0 else set()
+    return sorted({o.entry for o in plan.owned} | empty)
+
+
+def _tensors(plan: OwnershipPlan, rank: int) -> Tensors:
+    entries = [plan.entries[i] for i in _named(plan, rank)]
+    return Tensors(
+        names=[e.name for e in entries],
+        dtypes=[e.dtype for e in entries],
+        shapes=[list(e.shape) for e in entries],
+    )
+
+
+def _slices(plan: OwnershipPlan, rank: int) -> Slices:
+    number = {entry: i for i, entry in enumerate(_named(plan, rank))}
+    return Slices(
+        tensor=[number[o.entry] for o in plan.owned],
+        file=[0] * len(plan.owned),
+        offset=[o.offset for o in plan.owned],
+        length=[o.length for o in plan.owned],
+        start=[list(o.place.start) for o in plan.owned],
+        size=[list(o.place.size) for o in plan.owned],
+    )

@@ -1,0 +1,324 @@
+"""`Session`: what a training script holds. It never owns the loop and never wraps the model.
+
+mesh = Session.mesh_from_env()                      # process group and mesh, before the model exists
+fully_shard(model, mesh=mesh["dp"])
+with Session.from_env(model=model, optimizer=opt, scheduler=sched, data=data, total_steps=1000) as s:
+    for batch in s.batches():
+        loss = compute(batch) / s.accumulation
+        loss.backward()
+        if s.micro_end(loss):
+            continue
+        opt.step(); sched.step(); opt.zero_grad()
+        s.step_end(grad_norm=norm)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.journal import SaveReason
+from trainer_sidecar.contract.ledger import LedgerStep
+from trainer_sidecar.contract.outcome import OutcomeKind
+from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.train import environment
+from trainer_sidecar.train.agreement import Agreement, Values
+from trainer_sidecar.train.capture import State
+from trainer_sidecar.train.cursor import Cursor
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.errors import TrainingLibraryError
+from trainer_sidecar.train.evidence import Evidence
+from trainer_sidecar.train.feed import Feed, Window
+from trainer_sidecar.train.ledger import Ledger
+from trainer_sidecar.train.order import SampleOrder
+from trainer_sidecar.train.outcome import OutcomeFile
+from trainer_sidecar.train.ownership import Planner
+from trainer_sidecar.train.policy import SavePolicy
+from trainer_sidecar.train.restore import Clockwork, Restorer
+from trainer_sidecar.train.saves import Saves
+from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
+
+log = logging.getLogger("rtj.train")
+_REPORT_SECONDS = 0.5
+
+
+class Session:
+    """One attempt of one run, seen from one rank. Made by `from_env`, used as a context manager."""
+
+    def __init__(
+        self, env: Environment, state: State, clockwork: Clockwork, cursor: Cursor, feed: Feed
+    ) -> None:
+        self._env, self._state, self._cursor, self._feed = env, state, cursor, feed
+        plan = env.plan
+        self._outcome = OutcomeFile(env.outcome_dir, plan, env.rank)
+        try:
+            planner = Planner(env.rank, env.world_size)
+            self._agreement = Agreement(env.world_size, env.control)
+            self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
+            self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
+            if plan.restore is not None:
+                restorer = Restorer(env, state, clockwork, cursor, planner, self._agreement)
+                self._evidence.resumed(restorer.restore(plan.restore))
+            parent = plan.restore.checkpoint_id if plan.restore else None
+            self._saves = Saves(env, planner, self._agreement, parent)
+            self._policy = SavePolicy(env, state, clockwork, cursor, self._saves, self._evidence)
+            self._window, self._tap = Window(), ScalarTap(env.device)
+            self._seen: Reading | None = None
+            self._rates = self._current_rates()
+            self._first_step_done = False
+            self._step_seconds: float | None = None
+            self._last_report = self._step_began = time.monotonic()
+            self._report("Restored")
+        except BaseException as error:
+            self._outcome.failed(error, cursor.step)
+            raise
+
+    @staticmethod
+    def mesh_from_env(device: str | None = None) -> DeviceMesh:
+        """Join the attempt and return its mesh, axes `dp` (and `tp`), to build the model on. See `environment.join`."""
+        return environment.join(device).mesh
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        fingerprints: Mapping[str, str] | None = None,
+        device: str | None = None,
+    ) -> Session:
+        """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
+
+        `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]) or None when the script feeds itself;
+        the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict;
+        `fingerprints` must be equal in every attempt. Raises EnvironmentMissing, ResumeRefused, SidecarLost, Fenced,
+        ValueError.
+        """
+        env = environment.join(device)
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        schedulers = (
+            list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler] if scheduler else []
+        )
+        batch = env.plan.topology.batch.global_batch_size
+        order = SampleOrder(len(data), seed, batch, drop_last) if data is not None else None
+        if epochs is not None and order is not None:
+            limit = epochs * order.samples_per_epoch // batch
+            total_steps = limit if total_steps is None else min(limit, total_steps)
+        axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
+        state = State(model, optimizers, extra or {}, env.world_size, axes)
+        cursor = Cursor(env.plan.topology, env.dp_rank, order)
+        clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}))
+        return cls(env, state, clockwork, cursor, Feed(data, collate, total_steps))
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        return self._env.mesh
+
+    @property
+    def device(self) -> torch.device:
+        return self._env.device
+
+    @property
+    def rank(self) -> int:
+        return self._env.rank
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps since the run began."""
+        return self._cursor.step
+
+    @property
+    def samples(self) -> int:
+        """Consumed samples since the run began, over all ranks."""
+        return self._cursor.samples
+
+    @property
+    def resume(self) -> ResumeReport | None:
+        """Report of the restore that this attempt began with."""
+        return self._evidence.resume
+
+    @property
+    def accumulation(self) -> int:
+        """Micro steps per optimizer step; divide the loss by it."""
+        return self._env.plan.topology.batch.accumulation
+
+    @property
+    def is_last_micro(self) -> bool:
+        """Whether this micro step closes the window, so that gradients must be reduced (no_sync otherwise)."""
+        return self._window.micro == self.accumulation - 1
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the run was saved on order or has taken its last step: leave the loop."""
+        limit = self._feed.total_steps
+        return self._policy.stopped or (limit is not None and self.step >= limit)
+
+    def batches(self) -> Iterator[Any]:
+        """Micro batches of this dp rank until the run ends. Raises TrainingLibraryError when a step was not closed."""
+        if self._feed.data is None:
+            raise TrainingLibraryError(
+                "batches() needs data=: give Session.from_env a dataset, or feed the loop yourself"
+            )
+        while not self.should_stop:
+            step, micro = self.step, self._window.micro
+            ids = self._cursor.micro_ids(micro).tolist()
+            self._window.ids += ids
+            yield self._feed.fetch(ids)
+            if (self.step, self._window.micro) == (step, micro):
+                raise TrainingLibraryError(
+                    f"another batch was asked for after micro step {micro + 1} of {self.accumulation} of step {step + 1} "
+                    "without micro_end() or step_end(): call one of them after every backward()"
+                )
+
+    def micro_end(self, loss: Number = None) -> bool:
+        """End of a micro step's backward. True while the accumulation window is open: go on with the next batch.
+
+        `loss` is this micro batch's mean loss divided by `accumulation`; the session adds them up.
+        """
+        self._window.add(loss)
+        if self.is_last_micro:
+            return False
+        self._window.micro += 1
+        return True
+
+    def step_end(self, loss: Number = None, grad_norm: Number = None) -> None:
+        """End of an optimizer step: counts it, agrees with the other ranks, saves when due.
+
+        `loss` is the mean over this rank's samples of the step; it defaults to what `micro_end` added up.
+        Raises Fenced, SidecarLost, SaveFailed.
+        """
+        if not self.is_last_micro:
+            raise TrainingLibraryError(
+                f"step_end() after micro step {self._window.micro + 1} of {self.accumulation}: call micro_end() first"
+            )
+        self._count(self._window.loss if loss is None else loss, grad_norm)
+        agreed = self._agreement.read()
+        if agreed is not None:
+            self._policy.settle(agreed)
+            self._evidence.saw(agreed)
+        self._policy.decide(agreed)
+        self._launch()
+        self._tell_progress()
+
+    def request_save(self) -> None:
+        """Ask for a save at the next step boundary on which all ranks agree."""
+        self._policy.requested = True
+
+    def _count(self, loss: Number, grad_norm: Number) -> None:
+        """Count the step and write the ledger line, before any save of it."""
+        now = time.monotonic()
+        self._step_seconds, self._step_began = now - self._step_began, now
+        self._evidence.batch(self.step + 1, self._cursor.batch_digest())
+        self._cursor.advance()
+        ids, self._window = self._window.ids, Window()
+        self._seen = self._tap.take(self.step, loss, grad_norm)
+        used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
+        if self._ledger.enabled:
+            self._ledger.write(self._ledger_step(ids, loss, grad_norm, used))
+
+    def _ledger_step(self, ids: list[int], loss: Number, grad_norm: Number, rates: list[float]) -> LedgerStep:
+        reading = ScalarTap(torch.device("cpu")).take(self.step, loss, grad_norm)
+        assert reading is not None
+        return LedgerStep(
+            attempt=self._env.plan.attempt,
+            epoch=self._env.plan.epoch,
+            step=self.step,
+            rank=self._env.rank,
+            dp_rank=self._env.dp_rank,
+            dp=self._env.plan.topology.mesh.dp,
+            samples=ids,
+            loss=reading.loss,
+            grad_norm=reading.grad_norm,
+            lr=rates,
+            time=time.time(),
+        )
+
+    def _current_rates(self) -> list[float]:
+        return [
+            float(group["lr"]) for optimizer in self._state.optimizers for group in optimizer.param_groups
+        ]
+
+    def _launch(self) -> None:
+        seen = self._seen
+        outcome = self._saves.outcome  # raises on any rank what its background thread met
+        self._agreement.launch(
+            Values(
+                step=self.step,
+                order=self._env.order_file.exists(),
+                requested=self._policy.requested,
+                due=self._policy.due_by_clock(),
+                outcome=int(outcome) if self._env.rank == 0 else 0,
+                loss=seen.loss if seen else None,
+                grad_norm=seen.grad_norm if seen else None,
+                loss_step=seen.step if seen else 0,
+            )
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._outcome.failed(error, self.step)
+            return
+        try:
+            self.close()
+        except BaseException as failure:
+            self._outcome.failed(failure, self.step)
+            raise
+
+    def close(self) -> None:
+        """Save unless just saved, wait for the commit, meet the other ranks, then say how it ended (datapath T22)."""
+        if self._outcome.written is not None:
+            return
+        agreed = self._agreement.read()
+        if agreed is not None:
+            self._policy.settle(agreed)
+            self._evidence.saw(agreed)
+        if not self._policy.stopped:
+            self._policy.save_now(SaveReason.FINAL)
+        self._report("")
+        self._agreement.barrier()
+        kind = OutcomeKind.SAVED_AND_STOPPED if self._policy.stopped else OutcomeKind.FINISHED
+        self._outcome.write(kind, self.step, f"step {self.step} is committed")
+        self._ledger.close()
+
+    def _tell_progress(self) -> None:
+        if not self._first_step_done:
+            self._first_step_done = True
+            self._report("FirstStep")
+            self._saves.reserve(self._state.capture())
+        elif time.monotonic() - self._last_report >= _REPORT_SECONDS:
+            self._report("")
+
+    def _report(self, phase: str) -> None:
+        self._last_report = time.monotonic()
+        fields = {
+            "rank": self._env.rank,
+            "step": self.step,
+            "epoch": self._cursor.epoch,
+            "samples": self.samples,
+        }
+        numbers = {"loss": self._evidence.loss, "grad_norm": self._evidence.grad_norm}
+        seconds = {"step_seconds": self._step_seconds}
+        self._env.client.tell(
+            m.ReportProgress.model_validate({**fields, **numbers, **seconds, "phase": phase})
+        )

@@ -1,0 +1,228 @@
+"""Copying a rank's own pieces into the shared volume: the only part of a save that blocks training.
+
+One preallocated file per rank is reused (posix_fallocate, or a full volume would be a SIGBUS later: operator.md O24).
+The control block beside it carries state and generation; the generation is bumped before the first store, so that a
+sidecar that still hashes older bytes notices (datapath T6). Copies are one batched call over cached views (T3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer_sidecar.contract.volume import CONTROL_SIZE, BufferState, pack_control, unpack_control
+from trainer_sidecar.train.capture import Captured
+from trainer_sidecar.train.errors import StagingFailed
+from trainer_sidecar.train.ownership import OwnershipPlan
+
+_POLL_SECONDS = 0.02
+_PAGE = 4096
+
+
+class Buffer:
+    """One staging buffer `buffer-<k>` of a rank with its control block. The trainer writes STAGING and SEALED only."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.name = f"buffer-{number}"
+        self.path, self._control = folder / self.name, folder / f"{self.name}.ctl"
+        self._map: mmap.mmap | None = None
+        self.bytes: torch.Tensor = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def capacity(self) -> int:
+        return self.bytes.numel()
+
+    def control(self) -> tuple[int, BufferState]:
+        """(generation, state); (0, FREE) while there is no control block. Raises ValueError when it is damaged."""
+        try:
+            return unpack_control(self._control.read_bytes()[:CONTROL_SIZE])
+        except FileNotFoundError:
+            return 0, BufferState.FREE
+
+    def mark(self, generation: int, state: BufferState) -> None:
+        """Write the control block in place, in one call."""
+        fd = os.open(self._control, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.pwrite(fd, pack_control(generation, state), 0)
+        finally:
+            os.close(fd)
+        _open_to_all(self._control)
+
+    def reserve(self, size: int) -> None:
+        """Map at least `size` bytes, all allocated. Raises StagingFailed when the volume is full."""
+        if size <= self.capacity:
+            return
+        self.release()
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _allocate(fd, size, self.path)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        _open_to_all(self.path)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.bytes.numpy()[::_PAGE] = (
+            0  # fault pages in now: first stores cost 10 to 20 x memcpy (datapath T4)
+        )
+
+    def release(self) -> None:
+        """Drop the mapping. The file stays, the sidecar may still read it."""
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self._map = None
+
+
+def _allocate(fd: int, size: int, path: Path) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        stats = os.statvfs(path)
+        free = stats.f_bavail * stats.f_frsize
+        raise StagingFailed(
+            f"{path} needs {size} bytes of the shared volume, {free} are free: raise checkpoint.staging.size"
+        ) from error
+
+
+def _open_to_all(path: Path) -> None:
+    """Trainer and sidecar often run under different users (operator.md O23)."""
+    with contextlib.suppress(PermissionError):  # a file that another user made before is open already
+        os.chmod(path, 0o666)
+
+
+def open_folder(path: Path) -> None:
+    """Make a folder that trainer and sidecar can both write."""
+    path.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):
+        os.chmod(path, 0o777)
+
+
+def write_by_rename(path: Path, data: bytes) -> None:
+    """Complete or absent, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(data)
+    _open_to_all(temporary)
+    os.replace(temporary, path)
+
+
+class Stager:
+    """A rank's staging buffers and the views of the plan in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        open_folder(folder)
+        self.buffer = self._first_usable()
+        self._views: tuple[OwnershipPlan, list[torch.Tensor]] | None = None
+
+    def _first_usable(self) -> Buffer:
+        """The first buffer that no older save still holds. STAGING means that a trainer died while copying: take it."""
+        for number in range(1000):
+            buffer = Buffer(self.folder, number)
+            if buffer.control()[1] in (BufferState.FREE, BufferState.STAGING):
+                return buffer
+        raise StagingFailed(f"1000 buffers in {self.folder} are held by older saves: see the sidecar's log")
+
+    def reserve(self, plan: OwnershipPlan) -> None:
+        """Allocate for `plan` ahead of the first save, outside the step (datapath T4)."""
+        if self.buffer.control()[1] in (BufferState.FREE, BufferState.STAGING):
+            self._reserve(plan.size)
+
+    def _reserve(self, size: int) -> None:
+        if size > self.buffer.capacity:
+            self._views = None
+            self.buffer.reserve(size)
+
+    def stage(self, plan: OwnershipPlan, captured: Captured, deadline: float) -> int:
+        """Copy what `plan` owns out of the live tensors; returns the generation. Blocks only for the copy, unless an
+        older save still holds the buffer: then until it is free. Raises StagingFailed after `deadline` (monotonic)."""
+        generation = self._wait_free(deadline)[0] + 1
+        self.buffer.mark(generation, BufferState.STAGING)
+        self._reserve(plan.size)
+        views, sources = self.views(plan), _sources(plan, captured)
+        _copy(views, sources)
+        return generation
+
+    def seal(self, generation: int) -> None:
+        self.buffer.mark(generation, BufferState.SEALED)
+
+    def views(self, plan: OwnershipPlan) -> list[torch.Tensor]:
+        """The buffer's bytes as tensors, one per owned piece; cached with the plan."""
+        if self._views is None or self._views[0] is not plan:
+            base = self.buffer.bytes
+            views = []
+            for piece in plan.owned:
+                dtype = getattr(torch, plan.entries[piece.entry].dtype)
+                raw = base[piece.offset : piece.offset + piece.length]
+                views.append(raw.view(dtype).view(piece.place.size))
+            self._views = (plan, views)
+        return self._views[1]
+
+    def _wait_free(self, deadline: float) -> tuple[int, BufferState]:
+        while (control := self.buffer.control())[1] not in (BufferState.FREE, BufferState.STAGING):
+            if time.monotonic() > deadline:
+                raise StagingFailed(
+                    f"{self.buffer.path} is still {control[1].name} from the save before: the sidecar has not freed it"
+                )
+            time.sleep(_POLL_SECONDS)
+        return control
+
+
+def _sources(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
+    sources = []
+    for piece in plan.owned:
+        local = captured.pieces[piece.entry].local
+        if piece.local.size != tuple(local.shape):
+            local = local[
+                tuple(slice(a, a + n) for a, n in zip(piece.local.start, piece.local.size, strict=True))
+            ]
+        sources.append(local)
+    return sources
+
+
+@torch.no_grad()
+def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    on_gpu = [i for i, s in enumerate(sources) if s.device.type != "cpu"]
+    on_cpu = [i for i, s in enumerate(sources) if s.device.type == "cpu"]
+    if on_gpu:
+        _copy_from_gpu([views[i] for i in on_gpu], [sources[i] for i in on_gpu])
+    if on_cpu:
+        with _one_thread():
+            torch._foreach_copy_([views[i] for i in on_cpu], [sources[i] for i in on_cpu])
+
+
+def _copy_from_gpu(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies on a side stream that waits for the step's kernels; returns when the bytes are in the buffer.
+
+    Blocking for the copy keeps the snapshot whole without fences in the user's loop (datapath T7).
+    """
+    stream = torch.cuda.Stream(sources[0].device)
+    stream.wait_stream(torch.cuda.current_stream(sources[0].device))
+    with torch.cuda.stream(stream):
+        for view, source in zip(views, sources, strict=True):
+            view.copy_(source, non_blocking=True)
+    stream.synchronize()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Two intra-op threads on busy cores made the copy 3 to 5 times slower (datapath T3)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def as_bytes(view: torch.Tensor) -> np.ndarray:
+    """A contiguous CPU tensor's bytes, uint8, no copy."""
+    return view.detach().reshape(-1).view(torch.uint8).numpy()

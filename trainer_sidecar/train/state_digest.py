@@ -1,0 +1,31 @@
+"""Digest of a rank's owned pieces, from the staged copy when saving, from the live tensors after a restore."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer_sidecar.train import digest
+from trainer_sidecar.train.capture import Captured
+from trainer_sidecar.train.ownership import OwnershipPlan
+from trainer_sidecar.train.staging import as_bytes
+
+
+def of_staged(plan: OwnershipPlan, views: list[torch.Tensor]) -> int:
+    """Digest of the bytes in the buffer (frozen while they are there); safe in a background thread."""
+    return digest.add(*(_one(plan, i, view) for i, view in enumerate(views)))
+
+
+def of_live(plan: OwnershipPlan, captured: Captured) -> int:
+    """Digest of what this rank owns of the live tensors."""
+    total = 0
+    for i, owned in enumerate(plan.owned):
+        local = captured.pieces[owned.entry].local
+        index = tuple(slice(a, a + n) for a, n in zip(owned.local.start, owned.local.size, strict=True))
+        total = digest.add(total, _one(plan, i, local[index].cpu().contiguous()))
+    return total
+
+
+def _one(plan: OwnershipPlan, i: int, data: torch.Tensor) -> int:
+    owned = plan.owned[i]
+    entry = plan.entries[owned.entry]
+    return digest.box_digest(entry.name, entry.dtype, entry.shape, owned.place, as_bytes(data))

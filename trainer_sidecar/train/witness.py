@@ -1,0 +1,113 @@
+"""Evidence for a checkpoint: loss, gradient norm and batch of the steps right after it, and the comparison on resume.
+
+Only the epoch that saved writes the witness (protocol R22); a resume runs the same steps again and compares.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
+from trainer_sidecar.contract.report import Check, ResumeReport
+
+
+@dataclass
+class _Open:
+    checkpoint_id: str
+    step: int
+    committed: bool = False
+    steps: list[WitnessStep] = field(default_factory=list)
+
+
+class WitnessRecorder:
+    """Collects `count` steps after every save; `ready()` hands out those that are complete and committed."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._open: dict[str, _Open] = {}
+
+    def began(self, checkpoint_id: str, step: int) -> None:
+        if self._count:
+            self._open[checkpoint_id] = _Open(checkpoint_id, step)
+
+    def committed(self, checkpoint_id: str) -> None:
+        if checkpoint_id in self._open:
+            self._open[checkpoint_id].committed = True
+
+    def failed(self, checkpoint_id: str) -> None:
+        self._open.pop(checkpoint_id, None)
+
+    def saw(self, step: WitnessStep) -> None:
+        for entry in self._open.values():
+            if entry.step < step.step <= entry.step + self._count:
+                entry.steps.append(step)
+
+    def ready(self) -> list[tuple[str, list[WitnessStep]]]:
+        done = [o for o in self._open.values() if o.committed and len(o.steps) == self._count]
+        for entry in done:
+            del self._open[entry.checkpoint_id]
+        return [(entry.checkpoint_id, entry.steps) for entry in done]
+
+
+class ResumeVerifier:
+    """Compares the steps after a resume with the witness; without one, the exact checks of the report decide."""
+
+    def __init__(
+        self, report: ResumeReport, witness: Witness | None, saved_epoch: int, count: int, tolerance: float
+    ) -> None:
+        self._report, self._tolerance = report, tolerance
+        valid = witness is not None and witness.epoch == saved_epoch  # protocol R22
+        self._expected = {s.step: s for s in witness.steps} if witness and valid else {}
+        self._last = report.step + count
+        self._checks: list[Check] = []
+        self._deltas: list[float] = []
+        self.done = False
+
+    def saw(self, step: WitnessStep) -> ResumeReport | None:
+        """The finished report once the last step to compare was seen, else None."""
+        if self.done:
+            return None
+        expected = self._expected.get(step.step)
+        if expected is not None:
+            self._compare(expected, step)
+        elif not math.isfinite(step.loss):
+            self._checks.append(
+                Check(
+                    name=f"loss of step {step.step}", passed=False, found=str(step.loss), detail="not finite"
+                )
+            )
+        return self._finish() if step.step >= self._last else None
+
+    def _compare(self, expected: WitnessStep, found: WitnessStep) -> None:
+        delta = abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-12)
+        self._deltas.append(delta if math.isfinite(delta) else math.inf)
+        detail = f"relative difference {delta:.3g}, tolerance {self._tolerance:g}"
+        self._checks.append(
+            Check(
+                name=f"loss of step {found.step}",
+                passed=bool(delta <= self._tolerance),
+                expected=expected.loss,
+                found=found.loss,
+                detail=detail,
+            )
+        )
+        self._checks.append(
+            Check(
+                name=f"samples of step {found.step}",
+                passed=expected.batch_digest == found.batch_digest,
+                expected=expected.batch_digest,
+                found=found.batch_digest,
+            )
+        )
+
+    def _finish(self) -> ResumeReport:
+        self.done = True
+        checks = [*self._report.checks, *self._checks]
+        return self._report.model_copy(
+            update={
+                "checks": checks,
+                "loss_delta": max(self._deltas) if self._deltas else None,
+                "verified": all(c.passed for c in checks),
+            }
+        )
