@@ -131,9 +131,13 @@ def _first_word(case: _Case) -> Iterator[Problem]:
 def _without_starter(command: list[str]) -> str:
     """How the command should read: from the first word that looks like a script or module on."""
     rest = command[1:]
-    start = next((i for i, word in enumerate(rest) if word == "-m" or word.endswith(".py")), None)
+    start = next((i for i, word in enumerate(rest) if word == "-m" or _is_script(word)), None)
     shown = rest[start:] if start is not None else ["train.py"]
     return f"command: [{', '.join(shown)}]"
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py") and not any(c.isspace() for c in word)
 
 
 def _gpus(case: _Case) -> Iterator[Problem]:
