@@ -1,6 +1,7 @@
 """From a store URL to a store: the one place that knows the schemes."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -10,11 +11,18 @@ from trainer_sidecar.store.file import FileStore
 from trainer_sidecar.store.memory import MemoryStore
 
 
-def open_store(url: str, *, endpoint: str | None = None, region: str | None = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    credentials: Mapping[str, str] | None = None,
+) -> Store:
     """The store at `url`: `s3://bucket/prefix`, `file:///folder` or `memory://name` (one per process).
 
     For s3, endpoint and region default to RTJ_STORE_ENDPOINT and RTJ_STORE_REGION, then to what boto3 finds;
-    credentials, CA bundle (AWS_CA_BUNDLE) and proxies come from the environment as boto3 reads it. Nothing is sent yet.
+    credentials (unless given, under their names in the environment), CA bundle (AWS_CA_BUNDLE) and proxies come from the
+    environment as boto3 reads it. Nothing is sent yet.
     Raises ValueError for a URL that is none of these; StoreError when a `file://` folder cannot be made.
     """
     parts = urlsplit(url)
@@ -28,6 +36,7 @@ def open_store(url: str, *, endpoint: str | None = None, region: str | None = No
             parts.path.strip("/"),
             endpoint=endpoint or os.environ.get(ENV_STORE_ENDPOINT) or None,
             region=region or os.environ.get(ENV_STORE_REGION) or None,
+            credentials=credentials,
         )
     if parts.scheme == "memory" and parts.netloc:
         return MemoryStore.shared(url.rstrip("/"))

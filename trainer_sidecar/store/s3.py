@@ -45,10 +45,26 @@ class S3Store:
         self.page_size = 1000
 
     @classmethod
-    def connect(cls, bucket: str, prefix: str, *, endpoint: str | None, region: str | None) -> "S3Store":
-        """Clients from the environment. Raises UnsupportedStoreError for a plain-text endpoint on a public network."""
+    def connect(
+        cls,
+        bucket: str,
+        prefix: str,
+        *,
+        endpoint: str | None,
+        region: str | None,
+        credentials: Mapping[str, str] | None = None,
+    ) -> "S3Store":
+        """Clients from the environment, or with `credentials` (names as in the environment: AWS_ACCESS_KEY_ID, ...).
+
+        Raises UnsupportedStoreError for a plain-text endpoint on a public network.
+        """
         _require_tls(endpoint, f"s3://{bucket}")
-        session = boto3.session.Session()
+        keys = credentials or {}
+        session = boto3.session.Session(
+            aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
+            aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
+            aws_session_token=keys.get("AWS_SESSION_TOKEN"),
+        )
 
         def make(attempts: int) -> "S3Client":
             config = make_config(attempts, endpoint)
