@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hack.demo.cluster import Cluster
 from hack.demo.settings import DemoError
 
 
@@ -22,6 +23,8 @@ class Fault:
     name: str
     sentence: str
     time: float
+    target: str = ""
+    """Pod or node."""
 
 
 def rank_pids(pod_uid: str) -> dict[int, int]:
@@ -59,4 +62,23 @@ def kill_rank(pod: str, pod_uid: str, rank: int) -> Fault:
         raise DemoError(f"rank {rank} does not run in pod {pod}; ranks found there: {sorted(pids) or 'none'}")
     moment = time.time()
     os.kill(pids[rank], signal.SIGKILL)
-    return Fault("rank killed", f"SIGKILL to rank {rank} (process {pids[rank]}) in pod {pod}", moment)
+    return Fault("rank killed", f"SIGKILL to rank {rank} (process {pids[rank]}) in pod {pod}", moment, pod)
+
+
+def cut_node(cluster: Cluster, node: str) -> Fault:
+    """Pull a node's network cable: its processes live on and nobody hears from them."""
+    moment = time.time()
+    cluster.tool("node", "cut", number(node))
+    return Fault("node cut off", f"{node} cut off from the network", moment, node)
+
+
+def heal_node(cluster: Cluster, node: str) -> Fault:
+    """Plug the cable in again."""
+    moment = time.time()
+    cluster.tool("node", "heal", number(node))
+    return Fault("node back", f"{node} is back", moment, node)
+
+
+def number(node: str) -> str:
+    """What hack/cluster calls a node by: its trailing digits."""
+    return node.removeprefix("node")
