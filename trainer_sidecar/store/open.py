@@ -21,8 +21,8 @@ def open_store(
     """The store at `url`: `s3://bucket/prefix`, `file:///folder` or `memory://name` (one per process).
 
     For s3, endpoint and region default to RTJ_STORE_ENDPOINT and RTJ_STORE_REGION, then to what boto3 finds;
-    credentials (unless given, under their names in the environment), CA bundle (AWS_CA_BUNDLE) and proxies come from the
-    environment as boto3 reads it. Nothing is sent yet.
+    credentials (unless given, under their names in the environment), CA bundle (AWS_CA_BUNDLE) and proxies come from
+    the environment as boto3 reads it. Nothing is sent yet.
     Raises ValueError for a URL that is none of these; StoreError when a `file://` folder cannot be made.
     """
     parts = urlsplit(url)
