@@ -52,6 +52,8 @@ SPARE_AFTER_SECONDS = 30.0
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Ends that no peer causes. (SIGABRT is how NCCL's watchdog answers a lost peer.)"""
 SIGNAL_WINDOW_SECONDS = 0.5
+LINGER_SECONDS = 1.0
+"""A guard of a failed rank waits to be killed by the launcher, so that torchrun adds no second traceback to the log."""
 SPARE_CODE = """
 import json, os, sys
 from torch.distributed.run import main
@@ -270,6 +272,8 @@ def guard_rank(command: list[str]) -> NoReturn:
     reports.send(
         {**report, "pid": pid, "code": code, "ended": time.time(), "well": well, "error": error[-TAIL_BYTES:]}
     )
+    if not well:
+        time.sleep(LINGER_SECONDS)
     if not well and code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -46,9 +46,9 @@ class LocalRun:
 
     def __init__(self, settings: RunSettings, events: RunEvents, *, verbose: bool = False) -> None:
         self._settings, self._events = settings, events
+        self._journal = self._open_journal()
         self._local = LocalVolume()
         self._processes = LocalProcesses(settings, self._local, events, verbose=verbose)
-        self._journal = self._open_journal()
         self._status = StatusWatch(self._processes.status_port, events)
         self._stops = 0
         self._attempts = 0
@@ -61,6 +61,8 @@ class LocalRun:
         }
         watch = None
         try:
+            self._settings.mesh.topology(None, None)  # what can never run is refused before anything starts
+            self._journal.check_writable(self._journal.read())
             self._processes.start()
             fenced = self._fence(None)
             watch = FenceWatch(self._open_journal())
@@ -97,7 +99,7 @@ class LocalRun:
 
     def _fence(self, cause: Cause | None) -> Fenced:
         if cause is None:
-            cause = Cause.RESUMED if self._journal.read().attempts else Cause.FIRST
+            cause = Cause.RESUMED if self._journal.refresh().attempts else Cause.FIRST
         request = FenceRequest(
             owner=self._settings.owner,
             attempt_nonce=uuid.uuid4().hex,
