@@ -190,10 +190,12 @@ def _mesh(case: _Case) -> Iterator[Problem]:
 
 
 def _processes(case: _Case) -> Iterator[Problem]:
-    if dig(case.job.spec.template, "spec", "shareProcessNamespace") is True:
+    for field in ("shareProcessNamespace", "hostPID"):
+        if dig(case.job.spec.template, "spec", field) is not True:
+            continue
         yield Problem(
             Reason.SHARED_PROCESS_NAMESPACE,
-            "spec.template.spec.shareProcessNamespace true would show the sidecar's store credentials to the "
+            f"spec.template.spec.{field} true would show the sidecar's store credentials to the "
             "trainer: "
             "leave it out",
         )

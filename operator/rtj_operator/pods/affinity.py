@@ -14,7 +14,12 @@ def away_from(nodes: Sequence[str], affinity: Any) -> JsonObject:
     rule."""
     result: JsonObject = copy.deepcopy(affinity) if isinstance(affinity, dict) else {}
     terms = dig(result, "nodeAffinity", _REQUIRED, "nodeSelectorTerms") or [{}]
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    kept_away = [{**term, "matchFields": [*(term.get("matchFields") or []), *fields]} for term in terms]
+    kept_away = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *map(_not_on, nodes)]} for term in terms
+    ]
     node_affinity = {**(result.get("nodeAffinity") or {}), _REQUIRED: {"nodeSelectorTerms": kept_away}}
     return {**result, "nodeAffinity": node_affinity}
+
+
+def _not_on(node: str) -> JsonObject:
+    return {"key": "metadata.name", "operator": "NotIn", "values": [node]}

@@ -44,7 +44,7 @@ def sidecar_resources(
     bounded = staging.medium is Medium.DISK or windows is not None
     limit = format_bytes(base + (windows or Decimal(0)))
     if is_guaranteed(template):
-        both = {"cpu": settings.sidecar_cpu, "memory": limit}
+        both = {"cpu": settings.sidecar_cpu_limit, "memory": limit}
         return {"requests": both, "limits": dict(both)}
     requests = {"cpu": settings.sidecar_cpu, "memory": format_bytes(base)}
     return {"requests": requests, **({"limits": {"memory": limit}} if bounded else {})}

@@ -12,6 +12,9 @@ class PodSettings:
     sidecar_command: tuple[str, ...] = ()
     """Empty: the image's entry point."""
     sidecar_cpu: str = "250m"
+    """Requested; the sidecar may use idle CPU beyond it."""
+    sidecar_cpu_limit: str = "1"
+    """Requested and limit inside Guaranteed pods, where each container must have both. One core hashes about 2 GB/s."""
     sidecar_memory: str = "512Mi"
     """Without the pages of the shared volume, which are added where they count against the sidecar."""
     sidecar_user: int = 65532

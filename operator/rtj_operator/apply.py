@@ -1,0 +1,227 @@
+"""Doing: the actions of a decision, in order, each a narrow write that may be repeated and may be the last one.
+
+A write that was refused because somebody else wrote first ends the pass: the next reconcile reads again.
+"""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rtj_operator.api import JobStatus, ResumableTrainingJob
+from rtj_operator.api.effective import EffectiveSpec
+from rtj_operator.api.names import LABEL_UID
+from rtj_operator.decide.actions import (
+    Action,
+    CreateJob,
+    DeleteJob,
+    DeletePods,
+    FenceAndPublish,
+    PublishOrder,
+    PublishPlan,
+    WriteStatus,
+)
+from rtj_operator.decide.observed import Observed
+from rtj_operator.faults import (
+    AFTER_ATTEMPT_ENTRY,
+    AFTER_JOB_CREATE,
+    AFTER_PLAN_ON_ONE_POD,
+    AFTER_STATUS_WRITE,
+    Faults,
+)
+from rtj_operator.fencing import FenceOrder, Stores, fence
+from rtj_operator.kube import (
+    JOBS,
+    PODS,
+    RTJ,
+    SECRETS,
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Kube,
+    NotFound,
+    Object,
+)
+from rtj_operator.metrics import OperatorMetrics
+from rtj_operator.pods import Placement, PodSettings, build_job
+from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
+
+log = logging.getLogger(__name__)
+MOST_AT_ONCE = 32
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+class ForeignObject(Exception):
+    """An object that is not ours stands where ours should: never touched, shown to the user."""
+
+
+class Fencer(Protocol):
+    """Fence and plan; a seam for tests that have no store."""
+
+    def __call__(self, order: FenceOrder) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The job that actions are about, as it was read."""
+
+    raw: Object
+    job: ResumableTrainingJob
+    spec: EffectiveSpec
+    status: JobStatus
+    observed: Observed
+
+    @property
+    def namespace(self) -> str:
+        return self.job.metadata.namespace
+
+
+class Applier:
+    """Carries out actions. One instance per process; safe for many jobs at once."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: PodSettings,
+        metrics: OperatorMetrics,
+        *,
+        writer: str,
+        cluster: str = "",
+        faults: Faults | None = None,
+        stores: Stores | None = None,
+    ) -> None:
+        self._kube, self._settings, self._metrics = kube, settings, metrics
+        self._writer, self._cluster = writer, cluster
+        self._faults = faults or Faults("")
+        self._stores = stores or Stores()
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def apply(self, actions: Sequence[Action], subject: Subject) -> None:
+        """All actions in order. Raises KubeError, FenceTrouble, ForeignObject; what was done until then stands."""
+        for action in actions:
+            await self._one(action, subject)
+
+    async def _one(self, action: Action, subject: Subject) -> None:
+        match action:
+            case WriteStatus(status):
+                await self.write_status(status, subject)
+                self._faults.reached(AFTER_STATUS_WRITE)
+            case CreateJob():
+                await self._create_job(action, subject)
+                self._faults.reached(AFTER_JOB_CREATE)
+            case DeletePods(pods, grace):
+                await self._each(
+                    pods, lambda name, uid: self._delete_pod(subject.namespace, name, uid, grace)
+                )
+            case DeleteJob(name, uid):
+                await self._kube.delete(JOBS, subject.namespace, name, uid=uid)
+            case FenceAndPublish():
+                await self._fence_and_publish(action, subject)
+            case PublishPlan(plan, pods):
+                await self.publish(plan, pods, subject.namespace)
+            case PublishOrder(plan, order, pods):
+                await self.publish(plan.model_copy(update={"order": order}), pods, subject.namespace)
+
+    async def write_status(self, status: JobStatus, subject: Subject) -> None:
+        """Replace the status unless somebody wrote since `subject` was read (Conflict)."""
+        meta = subject.raw["metadata"]
+        await self._kube.write_status(
+            RTJ,
+            subject.namespace,
+            meta["name"],
+            status.to_dict(),
+            uid=meta["uid"],
+            resource_version=meta["resourceVersion"],
+        )
+
+    async def _create_job(self, action: CreateJob, subject: Subject) -> None:
+        placement = Placement(action.placement, action.nodes, avoid_nodes=action.avoid_nodes)
+        body = build_job(subject.job, subject.spec, placement, self._settings)
+        try:
+            await self._kube.create(JOBS, subject.namespace, body)
+        except AlreadyExists:
+            await self._expect_ours(body["metadata"]["name"], subject)
+            return
+        placed = subject.status.placement
+        self._metrics.placements.labels(placed.cause.value if placed else "First").inc()
+
+    async def _expect_ours(self, name: str, subject: Subject) -> None:
+        """O21: on AlreadyExists compare the uid; a Job of somebody else, or of an older object, is no placement."""
+        found = await self._kube.get(JOBS, subject.namespace, name)
+        uid = (found["metadata"].get("labels") or {}).get(LABEL_UID)
+        if uid != subject.job.metadata.uid:
+            raise ForeignObject(
+                f"Job {subject.namespace}/{name} exists and is not this object's (its label {LABEL_UID} is {uid!r}): "
+                "delete it, or rename this job"
+            )
+
+    async def _fence_and_publish(self, action: FenceAndPublish, subject: Subject) -> None:
+        pods = tuple(p for p in subject.observed.of(action.placement) if p.up)
+        assert [p.index for p in pods] == list(range(action.nodes)), (
+            "an attempt starts only when all pods are up"
+        )
+        status = subject.status
+        order = FenceOrder(
+            spec=subject.spec,
+            nonce=action.nonce,
+            cause=action.cause,
+            nodes=action.nodes,
+            pods=pods,
+            writer=self._writer,
+            known_attempts=max((r.attempt for r in status.attempts if r.epoch is not None), default=0),
+            known_commits=status.last_committed is not None or status.restore_point is not None,
+            adopt=subject.job.spec.checkpoint.adopt and not status.adopted,
+            cluster=self._cluster,
+            credentials=await self._credentials(subject),
+        )
+        started = time.monotonic()
+        fenced, plan = await asyncio.to_thread(fence, self._stores, order)
+        self._metrics.fence_seconds.observe(time.monotonic() - started)
+        self._faults.reached(AFTER_ATTEMPT_ENTRY)
+        if not fenced.reused:
+            self._metrics.attempts.labels(plan.cause.value).inc()
+        await self.publish(plan, tuple((p.name, p.uid) for p in pods), subject.namespace)
+
+    async def _credentials(self, subject: Subject) -> dict[str, str]:
+        """The store's credentials from the job's Secret, if it may be read; else the operator's own."""
+        place = subject.spec.store
+        try:
+            secret = await self._kube.get(SECRETS, subject.namespace, place.secret)
+        except (NotFound, Forbidden) as exc:
+            log.debug("Secret %s/%s: %s", subject.namespace, place.secret, exc)
+            return {}
+        data = secret.get("data") or {}
+        return {k: base64.b64decode(data[k]).decode() for k in CREDENTIALS if data.get(k)}
+
+    async def publish(self, plan: Plan, pods: Sequence[tuple[str, str]], namespace: str) -> None:
+        """The plan as annotation on these pods: pod 0's sidecar first, since the others report to it."""
+        body: Object = {"metadata": {"annotations": {PLAN_ANNOTATION: plan.to_json()}}}
+        for name, uid in pods[:1]:
+            await self._annotate(namespace, name, uid, body)
+            self._faults.reached(AFTER_PLAN_ON_ONE_POD)
+        await self._each(pods[1:], lambda name, uid: self._annotate(namespace, name, uid, body))
+
+    async def _annotate(self, namespace: str, name: str, uid: str, body: Object) -> None:
+        try:
+            await self._kube.patch(PODS, namespace, name, body, uid=uid)
+        except (NotFound, Conflict) as exc:
+            log.info("pod %s/%s went away before its plan came: %s", namespace, name, exc)
+
+    async def _delete_pod(self, namespace: str, name: str, uid: str, grace: int) -> None:
+        await self._kube.delete(PODS, namespace, name, uid=uid, grace_seconds=grace)
+
+    async def _each(self, pods: Sequence[tuple[str, str]], act: "PodAct") -> None:
+        async def bounded(name: str, uid: str) -> None:
+            async with self._slots:
+                await act(name, uid)
+
+        await asyncio.gather(*(bounded(name, uid) for name, uid in pods))
+
+
+class PodAct(Protocol):
+    """Something done to one pod."""
+
+    async def __call__(self, name: str, uid: str) -> None: ...

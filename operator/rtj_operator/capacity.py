@@ -1,0 +1,88 @@
+"""How many pods of a template each node could hold: the arithmetic behind shrinking at once and growing back. Pure.
+
+A guess, as good as resources, readiness, cordons, taints and the node selector allow; the scheduler has the last word,
+and a wrong guess ends as a pod that cannot be scheduled.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from rtj_operator.api.quantity import parse_quantity
+from rtj_operator.decide.observed import NodeRoom
+from rtj_operator.podview import condition, unix
+
+Object = dict[str, Any]
+Amounts = dict[str, Decimal]
+MOST = 4096
+
+
+def node_rooms(nodes: Iterable[Object], pods: Iterable[Object], template: Object) -> list[NodeRoom]:
+    """Room on every node, by name, for pods of `template` beside `pods`."""
+    used: dict[str, Amounts] = defaultdict(lambda: defaultdict(Decimal))
+    for pod in pods:
+        node = pod.get("spec", {}).get("nodeName")
+        if node:
+            for name, amount in pod_requests(pod["spec"]).items():
+                used[node][name] += amount
+    wanted = pod_requests(template.get("spec", {}))
+    return [_room(n, used[n["metadata"]["name"]], wanted, template.get("spec", {})) for n in _by_name(nodes)]
+
+
+def pod_requests(spec: Mapping[str, Any]) -> Amounts:
+    """What a pod holds on its node: containers and native sidecars together, plus one pod."""
+    total: Amounts = defaultdict(Decimal)
+    total["pods"] = Decimal(1)
+    native = [c for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always"]
+    for container in [*(spec.get("containers") or []), *native]:
+        resources = container.get("resources") or {}
+        for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            total[name] += parse_quantity(amount)
+    return dict(total)
+
+
+def _room(node: Object, used: Amounts, wanted: Amounts, spec: Mapping[str, Any]) -> NodeRoom:
+    ready = condition(node, "Ready")
+    allocatable = node.get("status", {}).get("allocatable") or {}
+    usable = _admits(node, spec)
+    fits = min((_times(allocatable.get(n), used.get(n, Decimal(0)), a) for n, a in wanted.items()), default=0)
+    return NodeRoom(
+        name=node["metadata"]["name"],
+        ready=ready.get("status") == "True",
+        ready_since=unix(ready.get("lastTransitionTime")),
+        fits=fits if usable else 0,
+    )
+
+
+def _times(total: Any, used: Decimal, amount: Decimal) -> int:
+    """How often `amount` fits into what is left."""
+    if amount <= 0:
+        return MOST
+    left = (parse_quantity(total) if total is not None else Decimal(0)) - used
+    return max(0, min(MOST, int(left // amount)))
+
+
+def _admits(node: Object, spec: Mapping[str, Any]) -> bool:
+    """Not cordoned, node selector matches, every taint that keeps pods out is tolerated."""
+    if node.get("spec", {}).get("unschedulable"):
+        return False
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
+        return False
+    taints = [
+        t for t in node.get("spec", {}).get("taints") or [] if t.get("effect") in ("NoSchedule", "NoExecute")
+    ]
+    return all(any(_tolerates(o, t) for o in spec.get("tolerations") or []) for t in taints)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and toleration.get("value", "") == taint.get("value", "")
+
+
+def _by_name(nodes: Iterable[Object]) -> list[Object]:
+    return sorted(nodes, key=lambda n: str(n["metadata"]["name"]))

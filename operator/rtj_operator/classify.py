@@ -1,0 +1,272 @@
+"""Why an attempt ended, or that it has not: from pods, containers and sidecars to one cause with a sentence.
+
+Kubernetes' evidence about a pod comes before what the ranks in it said, because ranks next to a lost pod fail as well.
+Pure: the same pods give the same verdict.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rtj_operator.decide.observed import PodView
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
+from trainer_sidecar.contract.status import TrainerState
+
+SILENCE_SECONDS = 10.0
+"""A sidecar that has not answered for so long, to the operator and to a peer, is lost (operator.md O10)."""
+
+PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_DISRUPTIONS = {
+    "PreemptionByScheduler": Cause.PREEMPTED,
+    "EvictionByEvictionAPI": Cause.EVICTED,
+    "TerminationByKubelet": Cause.EVICTED,
+    "DeletionByTaintManager": Cause.NODE_LOST,
+    "DeletionByPodGC": Cause.NODE_LOST,
+}
+_DONE = frozenset({OutcomeKind.FINISHED, OutcomeKind.SAVED_AND_STOPPED, OutcomeKind.STOPPED})
+
+
+@dataclass(frozen=True)
+class End:
+    """An attempt's end."""
+
+    cause: Cause
+    outcome: str
+    """One CamelCase word for the record: Failed, OOMKilled, NodeLost, Fenced, Saved, Finished, ResumeRefused, ..."""
+    message: str
+    in_place: bool
+    """All pods are there and answer: the next attempt can be launched in them."""
+    lost_nodes: tuple[str, ...] = ()
+    since: float | None = None
+    """When it happened (Unix seconds), by the sidecar's clock; None when only its result was seen."""
+    step: int | None = None
+    exit_code: int | None = None
+    noticed_after: float = 0.0
+    """Seconds of silence before a loss counted as one."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Some pods are being deleted but their trainers still save: wait for them."""
+
+    pods: tuple[str, ...]
+
+
+def attempt_end(pods: Sequence[PodView], size: int, epoch: int) -> End | Leaving | None:
+    """The end of the attempt of `epoch` in a placement of `size` pods; None while it runs or may still start."""
+    live = [p for p in pods if not p.gone]
+    done = [p for p in live if _ended_well(p, epoch)]
+    refused = _refused(live, epoch)
+    if refused:
+        return refused
+    if len(done) == size:
+        return _all_done(done, epoch)
+    lost = [p for p in pods if _lost(p, pods) and not _ended_well(p, epoch)]
+    if lost:
+        return _placement_broken(lost, pods, epoch)
+    leaving = tuple(p.name for p in live if p.deleting and not _ended_well(p, epoch))
+    if leaving:
+        return Leaving(leaving)
+    return _processes_ended(live, size, epoch)
+
+
+def blocked(pods: Sequence[PodView]) -> tuple[str, str] | None:
+    """(reason, sentence) why a placement cannot start, as far as Kubernetes says; None when it just takes its time."""
+    for p in pods:
+        if p.waiting_reason in PULL_REASONS:
+            return "ImagePullFailed", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
+        if p.waiting_reason in CONFIG_REASONS:
+            return "PodRefused", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
+    waiting = [p for p in pods if p.unschedulable and not p.deleting and not p.gone]
+    if waiting:
+        return "Unschedulable", f"{len(waiting)} of the pods cannot be scheduled: {waiting[0].unschedulable}"
+    return None
+
+
+def save_in_flight(pods: Sequence[PodView], epoch: int, *, lost: bool) -> bool:
+    """All ranks have sealed and pod 0's sidecar lives: its manifest is worth waiting for (O1).
+
+    With a pod lost, what it has not uploaded never will be: then only a save that is all uploaded counts.
+    """
+    first = next((p for p in pods if p.index == 0 and not p.gone), None)
+    if first is None or first.status is None or first.node_lost or first.status.epoch != epoch:
+        return False
+    save = first.status.in_flight
+    if save is None or save.of <= 0 or save.phase == "Stalled":
+        return False
+    return (save.uploaded if lost else save.sealed) >= save.of
+
+
+def _ended_well(pod: PodView, epoch: int) -> bool:
+    outcome = pod.outcome(epoch)
+    return outcome is not None and outcome.kind in _DONE
+
+
+def _all_done(pods: list[PodView], epoch: int) -> End:
+    outcomes = [o for p in pods if (o := p.outcome(epoch)) is not None]
+    step = max((o.step for o in outcomes if o.step is not None), default=None)
+    in_place = all(p.up for p in pods)
+    if all(o.kind is OutcomeKind.FINISHED for o in outcomes):
+        return End(Cause.OPERATOR, "Finished", f"all ranks finished at step {step}", in_place, step=step)
+    cause = next(
+        (_disruption(p) for p in pods if p.disruption), Cause.POD_LOST if not in_place else Cause.OPERATOR
+    )
+    saved = any(o.kind is OutcomeKind.SAVED_AND_STOPPED for o in outcomes)
+    word, verb = ("Saved", "saved and stopped") if saved else ("Stopped", "stopped without a save")
+    return End(cause, word, f"all ranks {verb} at step {step}", in_place, step=step)
+
+
+def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
+    for p in pods:
+        outcome = p.outcome(epoch)
+        if outcome is not None and outcome.kind is OutcomeKind.RESUME_REFUSED:
+            return End(Cause.OPERATOR, "ResumeRefused", f"pod {p.name}: {_text(outcome)}", p.up)
+    return None
+
+
+def _lost(pod: PodView, pods: Sequence[PodView]) -> bool:
+    if pod.gone:
+        return not any(q.index == pod.index and not q.gone for q in pods)
+    return pod.node_lost or pod.trainer_end is not None or bool(pod.evicted) or _silent(pod, pods)
+
+
+def _silent(pod: PodView, pods: Sequence[PodView]) -> bool:
+    """Silent to the operator, and somebody else agrees: a peer, or the kubelet's readiness."""
+    if pod.silent_seconds < SILENCE_SECONDS or not pod.scheduled:
+        return False
+    heard = [q.status for q in pods if q.status is not None and q.uid != pod.uid]
+    return any(pod.index in s.lost_peers for s in heard) or (bool(heard) and not pod.ready)
+
+
+def _placement_broken(lost: list[PodView], pods: Sequence[PodView], epoch: int) -> End:
+    """Pods or nodes are gone: the most telling loss names the cause."""
+    verdicts = [_loss(p, epoch) for p in lost]
+    rank = [
+        Cause.NODE_LOST,
+        Cause.PREEMPTED,
+        Cause.EVICTED,
+        Cause.OOM_KILLED,
+        Cause.POD_LOST,
+        Cause.RANK_FAILED,
+    ]
+    cause, message, exit_code = min(verdicts, key=lambda v: rank.index(v[0]))
+    nodes = {p.node for p, v in zip(lost, verdicts, strict=True) if v[0] is Cause.NODE_LOST and p.node}
+    since = min(
+        (p.status.phases.rank_lost for p in pods if p.status and p.status.phases.rank_lost), default=None
+    )
+    outcome = cause.value if cause is not Cause.RANK_FAILED else "Failed"
+    more = f" ({len(lost)} pods lost)" if len(lost) > 1 else ""
+    silence = max(p.silent_seconds for p in lost)
+    return End(
+        cause,
+        outcome,
+        message + more,
+        False,
+        tuple(sorted(nodes)),
+        since,
+        exit_code=exit_code,
+        noticed_after=silence,
+    )
+
+
+def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
+    where = f"pod {pod.name} on node {pod.node or '?'}"
+    if pod.node_lost or _DISRUPTIONS.get(pod.disruption) is Cause.NODE_LOST:
+        return Cause.NODE_LOST, f"{where}: the node is not ready", None
+    if pod.disruption:
+        return _disruption(pod), f"{where}: {pod.disruption}: {pod.disruption_message}", None
+    if pod.evicted:
+        return Cause.EVICTED, f"{where}: evicted: {pod.evicted}", None
+    end = pod.trainer_end
+    if end is not None and end.reason == "OOMKilled":
+        return Cause.OOM_KILLED, f"{where}: the trainer container was OOM-killed", end.exit_code
+    outcome = pod.outcome(epoch)
+    if outcome is not None and outcome.kind is OutcomeKind.FAILED:
+        return (
+            _failure_cause(pod, outcome),
+            f"{where}: {_text(outcome)}",
+            outcome.failure.exit_code if outcome.failure else None,
+        )
+    if pod.gone or pod.deleting:
+        return Cause.POD_LOST, f"{where} was deleted", end.exit_code if end else None
+    if end is not None:
+        return (
+            Cause.RANK_FAILED,
+            f"{where}: the trainer container ended with exit code {end.exit_code}",
+            end.exit_code,
+        )
+    return Cause.NODE_LOST, f"{where}: nothing heard of it for {pod.silent_seconds:.0f} s", None
+
+
+def _disruption(pod: PodView) -> Cause:
+    return _DISRUPTIONS.get(pod.disruption, Cause.POD_LOST)
+
+
+def _processes_ended(pods: Sequence[PodView], size: int, epoch: int) -> End | None:
+    """Ranks ended but every pod is there. Only when all sidecars answer: else a pod may be going as well."""
+    answers = [(p, p.status) for p in pods if p.status is not None]
+    if len(answers) < size or not all(p.up for p in pods):
+        return None
+    ended = [
+        (p, o) for p, s in answers if s.trainer is TrainerState.ENDED and (o := p.outcome(epoch)) is not None
+    ]
+    failed = [(p, o) for p, o in ended if o.kind is OutcomeKind.FAILED]
+    if failed:
+        return _first_failure(failed)
+    fenced = next((p for p, o in ended if o.kind is OutcomeKind.FENCED), None)
+    asking = fenced or next((p for p, s in answers if s.wants_plan and s.epoch == epoch), None)
+    if asking is not None:
+        return End(
+            Cause.OPERATOR, "Fenced", f"pod {asking.name}: a later attempt stands in the journal", True
+        )
+    return None
+
+
+def _first_failure(failed: list[tuple[PodView, Outcome]]) -> End:
+    """The rank that failed first: its peers fail because of it."""
+
+    def when(item: tuple[PodView, Outcome]) -> tuple[float, bool]:
+        status, failure = item[0].status, item[1].failure
+        lost = status.phases.rank_lost if status else None
+        return lost or float("inf"), failure is None or failure.signal is None
+
+    pod, outcome = min(failed, key=when)
+    oom = next((p for p, o in failed if _oom_killed(p, o)), None)
+    cause = Cause.OOM_KILLED if oom else Cause.RANK_FAILED
+    culprit = oom or pod
+    text = f"pod {culprit.name} on node {culprit.node}: {_text(_outcome_of(failed, culprit) or outcome)}"
+    return End(
+        cause,
+        "OOMKilled" if oom else "Failed",
+        text,
+        True,
+        since=pod.status.phases.rank_lost if pod.status else None,
+        step=outcome.step,
+        exit_code=outcome.failure.exit_code if outcome.failure else None,
+    )
+
+
+def _oom_killed(pod: PodView, outcome: Outcome) -> bool:
+    """The cgroup counted an OOM kill and the rank did end by SIGKILL; the count alone may be of an earlier attempt."""
+    killed = outcome.failure is not None and outcome.failure.signal in ("SIGKILL", "9")
+    return killed and pod.status is not None and pod.status.oom_kills > 0
+
+
+def _outcome_of(failed: list[tuple[PodView, Outcome]], pod: PodView) -> Outcome | None:
+    """The outcome that belongs to `pod`."""
+    return next((o for p, o in failed if p.uid == pod.uid), None)
+
+
+def _failure_cause(pod: PodView, outcome: Outcome) -> Cause:
+    return Cause.OOM_KILLED if _oom_killed(pod, outcome) else Cause.RANK_FAILED
+
+
+def _text(outcome: Outcome) -> str:
+    """The first failing rank, how it ended and the last line of its error."""
+    failure = outcome.failure
+    if failure is None:
+        return outcome.message or outcome.kind.value
+    how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    last = failure.error.strip().splitlines()[-1] if failure.error.strip() else outcome.message
+    return f"rank {failure.rank} ended with {how}" + (f": {last}" if last else "")

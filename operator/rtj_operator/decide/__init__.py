@@ -1,0 +1,172 @@
+"""The decision: from what was seen to what shall be done. Pure; reaches no client, no clock and no chance.
+
+The first check that has something to say decides. The status is always written before any effect (R10), so that a
+crash after any instruction leaves an intent that the next reconcile finds and goes on with.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide.actions import Action, CreateJob, Decision, Event, WriteStatus
+from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
+from rtj_operator.decide.ends import stop_pods
+from rtj_operator.decide.observed import Observed
+from rtj_operator.decide.place import clear_away, new_placement, pods_missing
+from rtj_operator.decide.progress import training, with_commits, with_progress
+from rtj_operator.decide.resize import draining, room_to_grow, size_changed, spec_changed, suspended
+from rtj_operator.decide.verdicts import with_conditions
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, told
+from trainer_sidecar.contract.journal import Cause
+
+__all__ = ["Decision", "Observed", "View", "Wanted", "decide"]
+
+Check = Callable[[View], Step | None]
+
+
+def decide(
+    meta: ObjectMeta,
+    spec: JobSpec,
+    wanted: Wanted | None,
+    problems: tuple[str, ...],
+    status: JobStatus,
+    observed: Observed,
+    now: float,
+    nonce: str,
+) -> Decision:
+    """What one reconcile shall do. `now` is Unix seconds; `nonce` becomes that of an attempt, if one is begun."""
+    before = View(meta, spec, wanted, problems, status, observed, now, nonce)
+    view = replace(before, status=with_commits(before))
+    view = _reopened(view)
+    step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
+    return _decision(before, view, step)
+
+
+def being_deleted(view: View) -> Step | None:
+    """Owner references clean up; nothing is decided any more."""
+    return Step(view.status) if view.meta.deletion_timestamp is not None else None
+
+
+def managed_elsewhere(view: View) -> Step | None:
+    return Step(view.status) if view.spec.managed_by else None
+
+
+def already_over(view: View) -> Step | None:
+    """Complete or Failed: whatever still runs is told to stop."""
+    if view.status.phase not in (Phase.COMPLETE, Phase.FAILED):
+        return None
+    effects = stop_pods(view) if view.status.phase is Phase.FAILED else ()
+    return Step(view.status, effects, 5.0 if effects else None)
+
+
+def spec_refused(view: View) -> Step | None:
+    """The spec cannot run: nothing is created, what runs is left alone."""
+    if view.wanted is not None and not view.problems:
+        return None
+    text = "; ".join(p.partition(": ")[2] for p in view.problems)
+    reason = view.problems[0].partition(": ")[0] if view.problems else Reason.NOT_SUPPORTED
+    status = told(view.status, Phase.INVALID, reason, text)
+    event = Event(EventReason.INVALID, text, f"invalid/{view.meta.generation}", warning=True)
+    return Step(status, (), 60.0, (event,))
+
+
+def stale_read(view: View) -> Step | None:
+    """A Job with a higher number than the status: the status was read before another operator's write."""
+    newest = max((j.placement for j in view.observed.jobs), default=0)
+    return Step(view.status, (), 0.2) if view.status.placement is not None and newest > view.number else None
+
+
+def nothing_placed(view: View) -> Step | None:
+    """The first placement, or the next one after a release."""
+    if view.placed:
+        return None
+    placement = view.status.placement
+    if view.status.retry_at and view.status.retry_at > view.time:
+        wait = view.status.retry_at.timestamp() - view.now
+        failures = view.status.counters.without_progress
+        text = f"next placement in {wait:.0f} s: {failures} failures without a newer commit"
+        return Step(told(view.status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
+    cause = placement.cause if placement is not None else Cause.FIRST
+    return new_placement(view, view.status, cause)
+
+
+def job_missing(view: View) -> Step | None:
+    """The placement stands in the status, its Job does not exist: create it, unless it was there and was deleted."""
+    placement = view.status.placement
+    if placement is None or view.job is not None:
+        return None
+    seen = placement.job_uid is not None or any(r.placement == placement.number for r in view.status.attempts)
+    if seen or any(j.placement == placement.number for j in view.observed.jobs):
+        return new_placement(view, view.status, Cause.POD_LOST)
+    return Step(
+        view.status,
+        (CreateJob(placement.number, placement.nodes, tuple(placement.lost_nodes)),),
+        WATCH_SECONDS,
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    being_deleted,
+    managed_elsewhere,
+    already_over,
+    spec_refused,
+    stale_read,
+    suspended,
+    nothing_placed,
+    draining,
+    attempt_ended,
+    job_missing,
+    spec_changed,
+    size_changed,
+    pods_missing,
+    plan_incomplete,
+    start_attempt,
+    room_to_grow,
+    training,
+)
+
+
+def _reopened(view: View) -> View:
+    """A failed job whose spec has changed starts again: its user has acted."""
+    status = view.status
+    if status.phase is not Phase.FAILED or view.meta.generation == status.observed_generation:
+        return view
+    placement = status.placement.model_copy(update={"released": True}) if status.placement else None
+    counters = status.counters.model_copy(update={"without_progress": 0})
+    fresh = told(
+        status, Phase.PENDING, Reason.NO_PLACEMENT, "the spec has changed: starting again"
+    ).model_copy(update={"placement": placement, "counters": counters, "retry_at": None, "ended_at": None})
+    return replace(view, status=fresh)
+
+
+def _decision(before: View, view: View, step: Step) -> Decision:
+    """Status first, then effects; garbage of older placements goes with any decision."""
+    if view.meta.deletion_timestamp is not None or view.spec.managed_by:
+        return Decision((), before.status)
+    status = with_conditions(view, _with_job_uid(view, step.status), step.degraded)
+    changed = _same(status) != _same(before.status)
+    status = with_progress(replace(view, status=status), status, changed)
+    effects = step.effects
+    if not any(isinstance(e, CreateJob) for e in effects) and status.placement is not None:
+        below = status.placement.number + status.placement.released
+        effects = (*effects, *(a for a in clear_away(view, below) if a not in effects))
+    write: tuple[Action, ...] = (WriteStatus(status),) if _text(status) != _text(before.status) else ()
+    return Decision((*write, *effects), status, step.requeue_after, step.events)
+
+
+def _with_job_uid(view: View, status: JobStatus) -> JobStatus:
+    placement = status.placement
+    job = view.observed.job(placement.number) if placement else None
+    if placement is None or job is None or placement.job_uid == job.uid:
+        return status
+    return status.model_copy(update={"placement": placement.model_copy(update={"job_uid": job.uid})})
+
+
+def _same(status: JobStatus) -> str:
+    """All but what changes with every step."""
+    return status.model_copy(update={"progress": None, "recovery_point": None}).model_dump_json()
+
+
+def _text(status: JobStatus) -> str:
+    return status.model_dump_json()

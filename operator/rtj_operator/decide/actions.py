@@ -1,0 +1,97 @@
+"""What a decision asks for, as comparable values, so that tests compare decisions and never count calls.
+
+Every action is safe to carry out twice and safe to lose: the next reconcile asks for it again (protocol R9, R10).
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rtj_operator.api import JobStatus
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.plan import Order, Plan
+
+
+@dataclass(frozen=True)
+class WriteStatus:
+    """Replace the status, refused if anybody wrote since it was read. Always first: intent before effect."""
+
+    status: JobStatus
+
+
+@dataclass(frozen=True)
+class CreateJob:
+    """POST the Job of a placement. One that exists and is ours is fine (operator.md O21)."""
+
+    placement: int
+    nodes: int
+    avoid_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeletePods:
+    """Delete these pods (name, uid), with a grace that no later delete can shorten (O6)."""
+
+    pods: tuple[tuple[str, str], ...]
+    grace_seconds: int
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """Delete a placement's Job in the background: never wait for pods on a lost node (O11)."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class FenceAndPublish:
+    """Append `Attempt` with this nonce (or find it there: R9), pick the restore point, publish the plan to all pods."""
+
+    attempt: int
+    nonce: str
+    cause: Cause
+    placement: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class PublishPlan:
+    """Put a plan that other pods of the placement carry already onto these pods (name, uid)."""
+
+    plan: Plan
+    pods: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class PublishOrder:
+    """Change the order in the plan of these pods (name, uid); everything else of the plan stays."""
+
+    plan: Plan
+    order: Order
+    pods: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes Event about the job. `key` makes it one event however often it is decided."""
+
+    reason: str
+    message: str
+    key: str
+    warning: bool = False
+
+
+Action: TypeAlias = (
+    WriteStatus | CreateJob | DeletePods | DeleteJob | FenceAndPublish | PublishPlan | PublishOrder
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """All that one reconcile shall do, in order. Events are posted after the actions."""
+
+    actions: tuple[Action, ...]
+    status: JobStatus
+    requeue_after: float | None = None
+    """Seconds until the next look when no event comes first; None: only events."""
+    events: tuple[Event, ...] = ()

@@ -1,0 +1,306 @@
+"""Attempts: starting one in a placement whose pods are up, seeing it end, relaunching it in the same pods.
+
+Order of R10: status{attempt, nonce}, then `Attempt` in the journal, then the plan on the pods. A crash anywhere in
+between is found by its nonce and gone on with (R9).
+"""
+
+from dataclasses import replace
+
+from rtj_operator.api import (
+    MAX_ATTEMPTS,
+    AttemptRecord,
+    AttemptSeconds,
+    AttemptStatus,
+    JobStatus,
+    Phase,
+    PlanStatus,
+    RestartAction,
+    RestorePointStatus,
+)
+from rtj_operator.classify import End, Leaving, save_in_flight
+from rtj_operator.conditions import ConditionType, EventReason, Reason, find
+from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
+from rtj_operator.decide.ends import cause_after, complete, ended_event, fail, record_end, rule_for
+from rtj_operator.decide.place import new_placement, released
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.plan import Order, Plan
+
+COMMIT_WAIT_SECONDS = 30
+"""How long a sealed save is waited for before it is fenced (O1)."""
+STORE_TROUBLE = frozenset(
+    {
+        Reason.STORE_UNAVAILABLE,
+        Reason.STORE_UNSUPPORTED,
+        Reason.STORE_ACCESS_DENIED,
+        Reason.CLOCK_SKEWED,
+        Reason.JOURNAL_LOST,
+        Reason.TRANSITION_BLOCKED,
+    }
+)
+
+
+def attempt_ended(view: View) -> Step | None:
+    """What follows when ranks or pods of the placement have ended."""
+    end = view.end
+    if end is None:
+        end = _hung(view)
+    if end is None:
+        return None
+    if isinstance(end, Leaving):
+        text = f"{', '.join(end.pods)} is being deleted; waiting for its save"
+        return Step(told(view.status, Phase.SAVING, Reason.SAVING, text), (), WATCH_SECONDS)
+    if end.outcome == "Finished":
+        return complete(view, record_end(view, view.status, end, ordered=True), end)
+    if _worth_waiting(view, end):
+        return _wait_for_commit(view, end)
+    return after_end(view, end)
+
+
+def after_end(view: View, end: End) -> Step:
+    """Failed, or the next attempt: in the same pods when all are there, else in a new placement."""
+    status = record_end(view, view.status, end)
+    event = ended_event(view, end)
+    if end.outcome == "ResumeRefused":
+        return _add_event(fail(view, status, Reason.RESUME_REFUSED, end.message), event)
+    if rule_for(view.spec.restart, end) is RestartAction.FAIL:
+        return _add_event(fail(view, status, Reason(end.cause.value), f"restart.rules: {end.message}"), event)
+    limit = view.spec.restart.max_attempts_without_progress
+    if status.counters.without_progress >= limit:
+        failures = status.counters.without_progress
+        text = f"{failures} failures without a newer commit (limit {limit}); last: {end.message}"
+        return _add_event(fail(view, status, Reason.TOO_MANY_FAILURES, text), event)
+    if view.spec.suspend:
+        return _add_event(released(view, status, end.cause), event)
+    if not end.in_place:
+        return _add_event(new_placement(view, status, end.cause, end), event)
+    return _add_event(
+        start_attempt(replace(view, status=status), end) or Step(status, (), WATCH_SECONDS), event
+    )
+
+
+def start_attempt(view: View, end: End | None = None) -> Step | None:
+    """The intent of the next attempt, then its fence, once all pods are up and no backoff runs."""
+    status = view.status
+    if view.attempted or not view.all_up:
+        return None
+    if status.retry_at and status.retry_at > view.time:
+        wait = status.retry_at.timestamp() - view.now
+        text = f"next attempt in {wait:.0f} s: {status.counters.without_progress} failures without a newer commit"
+        return Step(told(status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
+    cause = _cause(view)
+    number = (status.attempt.number if status.attempt else 0) + 1
+    attempt = AttemptStatus(
+        number=number, nonce=view.nonce, placement=view.number, cause=cause, started_at=view.time
+    )
+    record = AttemptRecord(
+        attempt=number,
+        placement=view.number,
+        cause=cause,
+        nodes=view.size,
+        started_at=view.time,
+        seconds=_seconds_before(view, end),
+    )
+    counters = status.counters.model_copy(update={"attempts": status.counters.attempts + 1})
+    status = told(
+        status,
+        Phase.STARTING,
+        Reason.ATTEMPT_STARTING,
+        f"attempt {number}: fencing and picking a restore point",
+    )
+    status = status.model_copy(
+        update={
+            "attempt": attempt,
+            "attempts": [*_superseded(view, status.attempts), record][-MAX_ATTEMPTS:],
+            "counters": counters,
+            "plan": None,
+            "resume": None,
+            "retry_at": None,
+            "capacity_short_since": None,
+            "started_at": status.started_at or view.time,
+        }
+    )
+    fence = FenceAndPublish(number, view.nonce, cause, view.number, view.size)
+    return Step(status, (fence,), WATCH_SECONDS)
+
+
+def plan_incomplete(view: View) -> Step | None:
+    """The attempt is meant but not known to be fenced, or some pods lack its plan."""
+    attempt, plan = view.status.attempt, view.plan
+    if not view.attempted or attempt is None:
+        return None
+    if plan is None:
+        if not view.all_up:
+            return None
+        fence = FenceAndPublish(attempt.number, attempt.nonce, attempt.cause, view.number, view.size)
+        return Step(view.status, (fence,), WATCH_SECONDS, degraded=trouble_so_far(view.status))
+    lacking = tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
+    effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
+    if attempt.epoch is not None:
+        return Step(view.status, effects, WATCH_SECONDS) if effects else None
+    return Step(adopt_plan(view, plan), effects, WATCH_SECONDS, (_started_event(plan),))
+
+
+def adopt_plan(view: View, plan: Plan) -> JobStatus:
+    """What the published plan says is what runs: epoch, number, mesh and restore point into the status."""
+    status, t = view.status, plan.topology
+    assert status.attempt is not None
+    attempt = status.attempt.model_copy(update={"epoch": plan.epoch, "number": plan.attempt})
+    shape = PlanStatus(
+        nodes=t.nodes,
+        ranks_per_node=t.ranks_per_node,
+        world_size=t.mesh.world_size,
+        dp=t.mesh.dp,
+        tp=t.mesh.tp,
+        pp=t.mesh.pp,
+        zero=t.mesh.zero,
+        micro_batch_size=t.batch.micro_batch_size,
+        accumulation=t.batch.accumulation,
+        mesh=f"dp{t.mesh.dp}xtp{t.mesh.tp}xpp{t.mesh.pp}",
+        idle_nodes=max(0, view.size - t.nodes),
+    )
+    point = plan.restore
+    restore = (
+        RestorePointStatus(step=point.step, checkpoint_id=point.checkpoint_id, sequence=point.sequence)
+        if point
+        else None
+    )
+    update = {
+        "attempt": plan.attempt,
+        "epoch": plan.epoch,
+        "mesh": shape.mesh,
+        "from_step": point.step if point else None,
+    }
+    records = [*status.attempts[:-1], *(r.model_copy(update=update) for r in status.attempts[-1:])]
+    text = f"attempt {plan.attempt}: ranks are starting on {shape.mesh}" + (
+        f" from step {point.step}" if point else " from the start"
+    )
+    return told(status, Phase.STARTING, Reason.ATTEMPT_STARTING, text).model_copy(
+        update={
+            "attempt": attempt,
+            "plan": shape,
+            "restore_point": restore,
+            "attempts": records,
+            "adopted": status.adopted or view.spec.checkpoint.adopt,
+        }
+    )
+
+
+def trouble_so_far(status: JobStatus) -> tuple[str, str] | None:
+    """The store's trouble as it stands: a retry that has not come back yet clears nothing."""
+    degraded = find(status.conditions, ConditionType.DEGRADED)
+    if degraded is None or degraded.status != "True" or degraded.reason not in STORE_TROUBLE:
+        return None
+    return degraded.reason, degraded.message
+
+
+def _cause(view: View) -> Cause:
+    """The first attempt of a placement has the placement's cause, a later one that of the end before it."""
+    placement, records = view.status.placement, view.status.attempts
+    if records and records[-1].placement == view.number:
+        return cause_after(records[-1])
+    return placement.cause if placement else Cause.FIRST
+
+
+def _superseded(view: View, records: list[AttemptRecord]) -> list[AttemptRecord]:
+    """An attempt that was meant and never fenced is closed, so that the record shows no two that run."""
+    if not records or records[-1].ended_at is not None:
+        return records
+    closed = records[-1].model_copy(
+        update={
+            "ended_at": view.time,
+            "outcome": "Superseded",
+            "message": "never started: its placement was lost",
+        }
+    )
+    return [*records[:-1], closed]
+
+
+def _seconds_before(view: View, end: End | None) -> AttemptSeconds:
+    """Detection and scheduling, which are over when an attempt is decided."""
+    detect = max(0.0, view.now - end.since) if end is not None and end.since else None
+    placement, records = view.status.placement, view.status.attempts
+    first = placement is not None and not any(r.placement == placement.number for r in records)
+    schedule = max(0.0, view.now - placement.created_at.timestamp()) if first and placement else None
+    return AttemptSeconds(detect=_rounded(detect), schedule=_rounded(schedule))
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def _worth_waiting(view: View, end: End) -> bool:
+    """All ranks have sealed and pod 0 lives: up to 30 s for the manifest."""
+    attempt = view.status.attempt
+    if (
+        not view.running
+        or attempt is None
+        or attempt.epoch is None
+        or end.outcome in ("Saved", "ResumeRefused")
+    ):
+        return False
+    if view.since(attempt.end_seen_at) >= COMMIT_WAIT_SECONDS:
+        return False
+    return save_in_flight(view.standing, attempt.epoch, lost=not end.in_place)
+
+
+def _wait_for_commit(view: View, end: End) -> Step:
+    attempt = view.status.attempt
+    assert attempt is not None
+    status = told(
+        view.status, Phase.RECOVERING, Reason.SAVING, f"waiting for a sealed save to commit; {end.message}"
+    )
+    if attempt.end_seen_at is None:
+        status = status.model_copy(update={"attempt": attempt.model_copy(update={"end_seen_at": view.time})})
+    return Step(status, (), 0.25)
+
+
+def _hung(view: View) -> End | None:
+    """No first step within startupTimeoutSeconds, or no further one within hangTimeoutSeconds."""
+    attempt, progress = view.status.attempt, view.status.progress
+    first = next((p for p in view.standing if p.index == 0), None)
+    if not view.running or attempt is None or attempt.order is not Order.RUN or not view.all_up:
+        return None
+    if first is None or first.status is None or first.status.epoch != attempt.epoch:
+        return None
+    restart, seen = view.spec.restart, first.status
+    if seen.phases.first_step is None:
+        limit = restart.startup_timeout_seconds
+        if view.since(attempt.started_at) > limit:
+            return End(
+                Cause.HUNG, "Hung", f"no first step within startupTimeoutSeconds {limit}: {seen.reason}", True
+            )
+        return None
+    limit = restart.hang_timeout_seconds
+    if progress is None or seen.progress is None or seen.progress.step != progress.step:
+        return None
+    waited = view.now - max(progress.time, attempt.started_at).timestamp()
+    if waited > limit:
+        return End(
+            Cause.HUNG,
+            "Hung",
+            f"no step after {progress.step} for {waited:.0f} s (hangTimeoutSeconds {limit})",
+            True,
+        )
+    return None
+
+
+def _started_event(plan: Plan) -> Event:
+    mesh = f"{plan.topology.mesh}, {plan.topology.nodes} nodes"
+    point = plan.restore
+    if point is None:
+        return Event(
+            EventReason.STARTED_FROM_SCRATCH,
+            f"attempt {plan.attempt}, epoch {plan.epoch}, {mesh}: no commit in the journal, training starts at step 0",
+            f"started/{plan.epoch}",
+        )
+    return Event(
+        EventReason.ATTEMPT_STARTED,
+        f"attempt {plan.attempt}, epoch {plan.epoch}, {mesh}: {plan.cause}, "
+        f"from step {point.step} ({point.checkpoint_id})",
+        f"started/{plan.epoch}",
+    )
+
+
+def _add_event(step: Step, event: Event) -> Step:
+    return replace(step, events=(event, *step.events))

@@ -1,0 +1,118 @@
+"""Recording an attempt's end, and the two ends of a job: Complete and Failed.
+
+Preemptions, losses and resizes never burn the failure budget; a newer commit resets it (design 6).
+"""
+
+from datetime import datetime, timedelta
+
+from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
+from rtj_operator.classify import End
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide.actions import Action, Event, PublishOrder
+from rtj_operator.decide.view import Step, View, ids, told
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.plan import Order
+
+BURNING = frozenset({Cause.RANK_FAILED, Cause.OOM_KILLED, Cause.HUNG, Cause.OPERATOR})
+LOSSES = frozenset({Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
+_OUTCOME_CAUSES = {c.value: c for c in Cause} | {"Failed": Cause.RANK_FAILED}
+
+
+def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False) -> JobStatus:
+    """The status with the current attempt ended and counted. An ordered end (resize, suspend) counts for nothing."""
+    if view.attempted:
+        status = status.model_copy(update={"attempts": _closed(status.attempts, end, view.time)})
+    if ordered:
+        return status
+    action = rule_for(view.spec.restart, end)
+    burns = end.cause in BURNING and action is not RestartAction.RESTART_UNCOUNTED
+    counters = status.counters
+    without = counters.without_progress + burns
+    counters = counters.model_copy(
+        update={
+            "failures": counters.failures + burns,
+            "preemptions": counters.preemptions + (end.cause in LOSSES),
+            "without_progress": without,
+        }
+    )
+    retry_at = backoff_until(view.spec.restart, without, view.time) if burns else status.retry_at
+    return status.model_copy(update={"counters": counters, "retry_at": retry_at})
+
+
+def backoff_until(restart: Restart, without_progress: int, now: datetime) -> datetime | None:
+    """No wait for the first failure since a newer commit; then doubling, capped."""
+    if without_progress < 2:
+        return None
+    wait = min(restart.max_backoff_seconds, restart.backoff_seconds * 2 ** min(without_progress - 2, 20))
+    return now + timedelta(seconds=wait)
+
+
+def rule_for(restart: Restart, end: End) -> RestartAction:
+    """The first rule of `restart.rules` that matches the end decides; without one it is an ordinary restart."""
+    for rule in restart.rules or ():
+        by_cause = rule.causes is None or end.cause in rule.causes
+        by_code = rule.exit_codes is None or (end.exit_code is not None and end.exit_code in rule.exit_codes)
+        if by_cause and by_code:
+            return rule.action
+    return RestartAction.RESTART
+
+
+def cause_after(record: AttemptRecord | None) -> Cause:
+    """Cause of the attempt that follows `record`."""
+    if record is None:
+        return Cause.FIRST
+    return _OUTCOME_CAUSES.get(record.outcome or "", Cause.OPERATOR)
+
+
+def ended_event(view: View, end: End) -> Event:
+    """An attempt's end as an Event: cause and first failing rank."""
+    number = view.status.attempt.number if view.status.attempt else 0
+    place = f"attempt {number}" if number else f"placement {view.number}"
+    return Event(
+        EventReason.ATTEMPT_ENDED,
+        f"{place} ended: {end.outcome}: {end.message}",
+        f"ended/{view.number}/{number}",
+        warning=end.cause in BURNING,
+    )
+
+
+def complete(view: View, status: JobStatus, end: End) -> Step:
+    """All ranks finished, their last save committed: O8 wants the outcome, not just the Job's condition."""
+    done = status.last_committed
+    last = f"; the last commit is step {done.step}" if done else ""
+    attempts = status.counters.attempts
+    message = f"{end.message} after {attempts} attempt{'' if attempts == 1 else 's'}{last}"
+    status = told(status, Phase.COMPLETE, Reason.FINISHED, message)
+    status = status.model_copy(update={"ended_at": view.time, "retry_at": None})
+    return Step(status, events=(Event(EventReason.COMPLETED, message, "completed"),))
+
+
+def fail(view: View, status: JobStatus, reason: Reason, message: str) -> Step:
+    """The job waits for its user. Pods are told to stop, so that nothing holds a GPU in vain."""
+    text = f"{message}. Nothing more is started until the spec changes"
+    status = told(status, Phase.FAILED, reason, text).model_copy(update={"ended_at": view.time})
+    event = Event(EventReason.FAILED, text, f"failed/{view.meta.generation}/{view.number}", warning=True)
+    return Step(status, stop_pods(view), events=(event,))
+
+
+def stop_pods(view: View) -> tuple[Action, ...]:
+    """The order Stop for every pod whose plan does not say so yet."""
+    running = tuple(
+        p for p in view.standing if p.plan and p.plan.order is not Order.STOP and not p.trainer_end
+    )
+    plan = next((p.plan for p in running), None)
+    return (PublishOrder(plan, Order.STOP, ids(running)),) if plan else ()
+
+
+def _closed(records: list[AttemptRecord], end: End, now: datetime) -> list[AttemptRecord]:
+    if not records:
+        return records
+    last = records[-1].model_copy(
+        update={
+            "ended_at": now,
+            "outcome": end.outcome,
+            "message": end.message[:1024],
+            "last_step": end.step if end.step is not None else records[-1].last_step,
+        }
+    )
+    return [*records[:-1], last]

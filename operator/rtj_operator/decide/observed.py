@@ -1,0 +1,148 @@
+"""What a reconcile saw, as immutable values: the only input of `decide` besides the job itself and the clock.
+
+Times are Unix seconds. Nothing here was remembered from an earlier reconcile but `silent_seconds` and the last bodies
+of deleted pods, and both are only evidence, never a decision.
+"""
+
+from dataclasses import dataclass, field
+
+from trainer_sidecar.contract.outcome import Outcome
+from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.contract.status import SidecarStatus
+
+
+@dataclass(frozen=True)
+class ContainerEnd:
+    """A container that has terminated. `outcome` is what `rtj-launch` left as termination message, if it parses."""
+
+    exit_code: int
+    reason: str = ""
+    message: str = ""
+    signal: int = 0
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of one placement."""
+
+    name: str
+    uid: str
+    index: int
+    placement: int
+    node: str = ""
+    ip: str = ""
+    phase: str = "Pending"
+    deleting: bool = False
+    gone: bool = False
+    """Deleted: this is the last body that the watch saw (operator.md O9)."""
+    ready: bool = False
+    created: float = 0.0
+    scheduled: bool = False
+    unschedulable: str = ""
+    """The scheduler's sentence, empty when it has not said that the pod does not fit."""
+    unschedulable_since: float | None = None
+    sidecar_running: bool = False
+    trainer_running: bool = False
+    trainer_end: ContainerEnd | None = None
+    waiting_reason: str = ""
+    """Reason of the first container that waits for more than its turn: ErrImagePull, CreateContainerConfigError, ..."""
+    waiting_message: str = ""
+    disruption: str = ""
+    """Reason of the DisruptionTarget condition, empty when there is none."""
+    disruption_message: str = ""
+    evicted: str = ""
+    """The kubelet's sentence when it evicted the pod."""
+    node_lost: bool = False
+    """Kubernetes says that the pod's node is not ready."""
+    plan: Plan | None = None
+    polled: bool = False
+    """Its sidecar was asked in this reconcile."""
+    status: SidecarStatus | None = None
+    """The sidecar's answer in this reconcile."""
+    silent_seconds: float = 0.0
+    """Seconds since its sidecar last answered, 0 when it answered now or was not asked."""
+
+    @property
+    def up(self) -> bool:
+        """It has an address and both containers run (protocol R10)."""
+        return (
+            bool(self.ip)
+            and self.sidecar_running
+            and self.trainer_running
+            and not self.deleting
+            and not self.gone
+        )
+
+    @property
+    def pending(self) -> bool:
+        """Not started yet: it may still come up."""
+        return (
+            not self.up
+            and not self.deleting
+            and not self.gone
+            and self.trainer_end is None
+            and self.phase == "Pending"
+        )
+
+    def outcome(self, epoch: int) -> Outcome | None:
+        """How the ranks of `epoch` ended here, from the sidecar or the termination message; None while they run."""
+        said = (
+            self.status.outcome if self.status else None,
+            self.trainer_end.outcome if self.trainer_end else None,
+        )
+        return next((o for o in said if o is not None and o.epoch == epoch), None)
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The batch/v1 Job of one placement."""
+
+    name: str
+    uid: str
+    placement: int
+    parallelism: int
+    suspended: bool = False
+    deleting: bool = False
+    complete: bool = False
+    failed: str = ""
+    """Sentence of the Failed condition."""
+    refused: str = ""
+    """Sentence of the newest FailedCreate event: why Kubernetes refuses its pods (operator.md O16)."""
+
+
+@dataclass(frozen=True)
+class NodeRoom:
+    """A node, and how many pods of this job would fit on it if none of the job's own ran there."""
+
+    name: str
+    ready: bool
+    ready_since: float
+    """Since when it has been ready, or not."""
+    fits: int
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the cluster could hold. Not `known` where the operator may not read nodes and all namespaces' pods."""
+
+    known: bool = False
+    nodes: tuple[NodeRoom, ...] = ()
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that one reconcile read."""
+
+    jobs: tuple[JobView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    capacity: Capacity = field(default_factory=Capacity)
+
+    def job(self, placement: int) -> JobView | None:
+        return next((j for j in self.jobs if j.placement == placement and not j.deleting), None)
+
+    def of(self, placement: int) -> tuple[PodView, ...]:
+        """Pods of one placement, by index."""
+        return tuple(
+            sorted((p for p in self.pods if p.placement == placement), key=lambda p: (p.index, p.gone))
+        )

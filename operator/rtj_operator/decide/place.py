@@ -1,0 +1,195 @@
+"""Placements: how many nodes, when a new one, when a smaller or a larger one.
+
+A Job is made only when pods or nodes change (operator.md O1). The number in status stands before its Job exists, and
+everything with a smaller number is garbage (R10).
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from rtj_operator.api import JobStatus, Phase, PlacementStatus
+from rtj_operator.api.names import placement_name
+from rtj_operator.classify import End, blocked
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
+from rtj_operator.decide.observed import NodeRoom
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from trainer_sidecar.contract.journal import Cause
+
+SHORT_GRACE = 2
+"""Seconds for pods that must go while their ranks cannot save any more (O6)."""
+SETTLE_SECONDS = 4.0
+"""After a pod has left, the scheduler may need so long to try again."""
+LOST_NODE_SECONDS = 60.0
+"""A node that we lost but Kubernetes kept calling ready is trusted again after so long."""
+
+
+def new_placement(view: View, status: JobStatus, cause: Cause, end: End | None = None) -> Step:
+    """The next placement, or none yet while a backoff runs. `end` brings nodes to keep away from."""
+    status = _with_loss(view, status, end)
+    if status.retry_at and status.retry_at > view.time:
+        return released(view, status, cause)
+    old = status.placement
+    lost = _keep_away(view, old, end)
+    size = choose_size(view, status, lost)
+    number = max([view.number, *(j.placement for j in view.observed.jobs)]) + 1
+    placement = PlacementStatus(
+        number=number,
+        job_name=placement_name(view.meta.name, number),
+        nodes=size,
+        cause=cause,
+        created_at=view.time,
+        spec_hash=view.want.spec_hash,
+        wanted_nodes=view.want.nodes,
+        lost_nodes=lost,
+    )
+    resized = old is not None and old.nodes != size
+    status = told(status, Phase.PENDING, Reason.PODS_PENDING, f"placement {number}: waiting for {size} pods")
+    status = status.model_copy(
+        update={
+            "placement": placement,
+            "nodes": size,
+            "selector": view.want.selector,
+            "resized_at": view.time if resized else status.resized_at,
+            "capacity_seen_since": None,
+        }
+    )
+    if resized:
+        more = status.counters.model_copy(update={"resizes": status.counters.resizes + 1})
+        status = status.model_copy(update={"counters": more})
+    was = f", before: {old.nodes} nodes" if resized and old else ""
+    asked = f" of {view.want.nodes} asked for" if size != view.want.nodes else ""
+    event = Event(
+        EventReason.RESIZING if resized else EventReason.PLACEMENT_CREATED,
+        f"placement {number} on {size} nodes{asked}{was}: {cause.value}",
+        f"placement/{number}",
+    )
+    create = CreateJob(number, size, tuple(lost))
+    return Step(status, (create, *clear_away(view, number)), WATCH_SECONDS, (event,))
+
+
+def released(view: View, status: JobStatus, cause: Cause) -> Step:
+    """No placement is wanted now: Job and pods go, the number stays."""
+    if status.placement is not None:
+        placement = status.placement.model_copy(update={"released": True, "cause": cause})
+        status = status.model_copy(update={"placement": placement, "nodes": 0})
+    wait = max(0.1, status.retry_at.timestamp() - view.now) if status.retry_at else WATCH_SECONDS
+    return Step(status, clear_away(view, view.number + 1), min(wait, 60.0))
+
+
+def clear_away(view: View, below: int) -> tuple[Action, ...]:
+    """Deletes for every pod and Job of placements below `below` that is not being deleted yet."""
+    pods = tuple(p for p in view.observed.pods if p.placement < below and not p.gone and not p.deleting)
+    jobs = tuple(j for j in view.observed.jobs if j.placement < below and not j.deleting)
+    gone: tuple[Action, ...] = (DeletePods(ids(pods), SHORT_GRACE),) if pods else ()
+    return gone + tuple(DeleteJob(j.name, j.uid) for j in jobs)
+
+
+def room(view: View, avoid: Collection[str], avoid_since: float) -> int | None:
+    """Pods of this job that the cluster could hold now, its own counted as absent; None when that is not known.
+
+    A node of `avoid` counts again once it became ready after `avoid_since`, or when that is long ago.
+    """
+    if not view.observed.capacity.known:
+        return None
+    return sum(
+        n.fits for n in view.observed.capacity.nodes if n.ready and _trusted(view, n, avoid, avoid_since)
+    )
+
+
+def _trusted(view: View, node: NodeRoom, avoid: Collection[str], avoid_since: float) -> bool:
+    return (
+        node.name not in avoid or node.ready_since > avoid_since or view.now - avoid_since > LOST_NODE_SECONDS
+    )
+
+
+def choose_size(view: View, status: JobStatus, lost: Collection[str]) -> int:
+    """Nodes for a placement that is made now: all, unless capacity has been short for scaleDownDelay, or was before."""
+    want, shrunk = view.want, _shrunk(status.placement)
+    short = status.capacity_short_since
+    waited = short is not None and view.since(short) >= want.scale_down_delay
+    if not want.elastic or not (waited or shrunk):
+        return want.nodes
+    fits = room(view, lost, view.now)
+    if fits is None:
+        before = min(view.size, want.nodes) if shrunk else want.nodes
+        fits = before - len(lost) if waited else before
+    return want.largest(fits) or want.nodes
+
+
+def shrunk_size(view: View) -> int | None:
+    """A smaller size that would start now while the current placement cannot; None when it should wait on."""
+    want, status = view.want, view.status
+    if not want.elastic or view.since(status.capacity_short_since) < want.scale_down_delay:
+        return None
+    if any(p.deleting and not p.node_lost for p in view.observed.pods if not p.gone):
+        return None  # our own old pods still hold what the new ones wait for
+    placement = status.placement
+    made = placement.created_at.timestamp() if placement else 0.0
+    fits = room(view, placement.lost_nodes if placement else (), made)
+    if fits is None:
+        if view.now - made < SETTLE_SECONDS:
+            return None
+        fits = sum(p.scheduled and not p.node_lost for p in view.standing)
+    size = want.largest(fits)
+    return size if size is not None and size < view.size else None
+
+
+def pods_missing(view: View) -> Step | None:
+    """Pods are not all up: say why, and go on with fewer nodes when that has lasted."""
+    if view.all_up:
+        return None
+    status = view.status
+    short = [p.unschedulable_since or view.now for p in view.standing if p.unschedulable and not p.deleting]
+    if short and status.capacity_short_since is None:
+        since = datetime.fromtimestamp(min(short), UTC)
+        status = status.model_copy(update={"capacity_short_since": since})
+    smaller = shrunk_size(replace(view, status=status)) if short else None
+    if smaller is not None and status.placement is not None:
+        return new_placement(view, status, status.placement.cause)
+    up = sum(p.up for p in view.standing)
+    reason, text = blocked(view.standing) or ("PodsPending", f"{up} of {view.size} pods run")
+    if view.job is not None and view.job.refused:
+        reason, text = Reason.POD_REFUSED, view.job.refused
+    if view.job is not None and view.job.suspended:
+        reason, text = Reason.QUEUED, f"Job {view.job.name} is suspended: a queue has not admitted it yet"
+    phase = Phase.PENDING if up == 0 else Phase.STARTING
+    troubled = reason not in (Reason.PODS_PENDING, Reason.QUEUED)
+    status = told(status, phase, reason, text)
+    events = (
+        (Event(EventReason.WAITING, text, f"waiting/{view.number}/{reason}", warning=True),)
+        if troubled
+        else ()
+    )
+    return Step(status, (), WATCH_SECONDS, events, (reason, text) if troubled else None)
+
+
+def _shrunk(placement: PlacementStatus | None) -> bool:
+    return (
+        placement is not None
+        and placement.wanted_nodes is not None
+        and placement.nodes < placement.wanted_nodes
+    )
+
+
+def _keep_away(view: View, old: PlacementStatus | None, end: End | None) -> list[str]:
+    """Nodes lost now, and those lost before that Kubernetes has not called ready since."""
+    lost = set(end.lost_nodes) if end else set()
+    if old is not None and view.since(old.created_at) < LOST_NODE_SECONDS:
+        back = {
+            n.name
+            for n in view.observed.capacity.nodes
+            if n.ready and n.ready_since > old.created_at.timestamp()
+        }
+        lost |= set(old.lost_nodes) - back
+    return sorted(lost)[:64]
+
+
+def _with_loss(view: View, status: JobStatus, end: End | None) -> JobStatus:
+    """scaleDownDelay counts from the loss, not from when it was noticed."""
+    if end is None or not (end.lost_nodes or end.cause in (Cause.NODE_LOST, Cause.PREEMPTED, Cause.EVICTED)):
+        return status
+    since = datetime.fromtimestamp(view.now - end.noticed_after, UTC)
+    first = min(since, status.capacity_short_since) if status.capacity_short_since else since
+    return status.model_copy(update={"capacity_short_since": first})

@@ -1,0 +1,203 @@
+"""What pod 0's sidecar says about training: commits at once, mere progress at most once a minute (operator.md O4).
+
+Everything here comes from a pod and may be false. It is shown, it resets a counter, and it decides nothing else: the
+restore point comes from the journal alone.
+"""
+
+import math
+from datetime import UTC, datetime
+
+from rtj_operator.api import (
+    AttemptRecord,
+    AttemptSeconds,
+    CommitStatus,
+    Distance,
+    JobStatus,
+    Phase,
+    ProgressStatus,
+    RecoveryPoint,
+    ResumeStatus,
+)
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide.actions import Event
+from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
+from trainer_sidecar.contract.status import PhaseTimes, SidecarStatus, TrainerState
+
+PROGRESS_SECONDS = 60.0
+_FAR = 4e9
+"""Unix seconds beyond which a time is nonsense."""
+
+
+def coordinator(view: View) -> SidecarStatus | None:
+    """The answer of pod 0's sidecar, if it is about the running attempt."""
+    attempt = view.status.attempt
+    if not view.attempted or attempt is None or attempt.epoch is None:
+        return None
+    first = next((p.status for p in view.standing if p.index == 0), None)
+    return first if first is not None and first.epoch == attempt.epoch else None
+
+
+def with_commits(view: View) -> JobStatus:
+    """The status with a newer commit in it, which ends the count of failures without progress."""
+    status, seen = view.status, coordinator(view)
+    commit = seen.last_committed if seen else None
+    known = status.last_committed
+    if commit is None or (known is not None and commit.sequence <= known.sequence):
+        return status
+    newest = CommitStatus(
+        step=commit.step,
+        samples=commit.samples,
+        checkpoint_id=commit.checkpoint_id[:64],
+        sequence=commit.sequence,
+        time=_moment(commit.time, view),
+    )
+    attempt = status.attempt
+    own = attempt is not None and attempt.epoch is not None and commit.sequence > attempt.epoch
+    update: dict[str, object] = {"last_committed": newest}
+    if own:
+        update["counters"] = status.counters.model_copy(update={"without_progress": 0})
+    return status.model_copy(update=update)
+
+
+def training(view: View) -> Step | None:
+    """The attempt runs: phase, resume report and durations from the sidecar."""
+    attempt, seen = view.status.attempt, coordinator(view)
+    if not view.running or attempt is None:
+        return None
+    if seen is None:
+        return Step(view.status, (), POLL_SECONDS)
+    status = _with_resume(_with_seconds(view.status, seen.phases), seen)
+    phase, reason, text = _phase(view, seen)
+    events = _events(view, seen)
+    soon = 1.0 if phase is not Phase.RUNNING else POLL_SECONDS
+    return Step(told(status, phase, reason, text), (), soon, events, _saves_failing(seen))
+
+
+def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
+    """Progress and distance to the last commit, when something else is written anyway or a minute has passed."""
+    seen = coordinator(view)
+    now = seen.progress if seen else None
+    if now is None:
+        return status
+    old = status.progress
+    if old is not None and not changed and view.since(old.time) < PROGRESS_SECONDS:
+        return status
+    if old is not None and old.step == now.step and not changed:
+        return status  # its time says since when there has been no step
+    when = old.time if old is not None and old.step == now.step else view.time
+    progress = ProgressStatus(
+        step=now.step, epoch=now.epoch, samples=now.samples, loss=_number(now.loss), time=when
+    )
+    point = _recovery(status, progress, view)
+    return status.model_copy(update={"progress": progress, "recovery_point": point})
+
+
+def _phase(view: View, seen: SidecarStatus) -> tuple[Phase, Reason, str]:
+    attempt, plan = view.status.attempt, view.status.plan
+    number, mesh = (attempt.number if attempt else 0), (plan.mesh if plan else "?")
+    if seen.phases.first_step is not None or (
+        seen.progress is not None and seen.trainer is TrainerState.RUNNING
+    ):
+        return Phase.RUNNING, Reason.RANKS_TRAINING, f"attempt {number} trains on {mesh}"
+    if seen.trainer is TrainerState.RUNNING:
+        point = view.status.restore_point
+        word = f"restores step {point.step}" if point else "builds its state"
+        return Phase.RESTORING, Reason.RESTORING, f"attempt {number} {word} on {mesh}"
+    return Phase.STARTING, Reason.ATTEMPT_STARTING, f"attempt {number}: ranks are starting on {mesh}"
+
+
+def _events(view: View, seen: SidecarStatus) -> tuple[Event, ...]:
+    report, old = seen.resume, view.status.resume
+    attempt = view.status.attempt
+    if report is None or attempt is None or report.epoch != attempt.epoch:
+        return ()
+    if old is None:
+        total = report.seconds.get("total")
+        took = f" in {total:.1f} s" if total is not None and math.isfinite(total) else ""
+        text = f"attempt {attempt.number} restored step {report.step}{took}" + (
+            ", resharded" if report.resharded else ""
+        )
+        return (Event(EventReason.RESUMED, text, f"resumed/{report.epoch}"),)
+    if old.verified is None and report.verified is not None:
+        delta = _number(report.loss_delta) or "unknown"
+        if report.verified:
+            text = f"steps after step {report.step} match: largest relative difference of the loss {delta}"
+            return (Event(EventReason.RESUME_VERIFIED, text, f"verified/{report.epoch}"),)
+        text = f"steps after step {report.step} differ: relative difference of the loss {delta}"
+        return (Event(EventReason.RESUME_FAILED, text, f"differs/{report.epoch}", warning=True),)
+    return ()
+
+
+def _with_resume(status: JobStatus, seen: SidecarStatus) -> JobStatus:
+    report, attempt = seen.resume, status.attempt
+    if report is None or attempt is None or report.epoch != attempt.epoch:
+        return status
+    resume = ResumeStatus(
+        attempt=attempt.number,
+        step=report.step,
+        verified=report.verified,
+        loss_delta=_number(report.loss_delta),
+        resharded=report.resharded,
+        checks=len(report.checks),
+        failed_checks=[c.name[:128] for c in report.checks if not c.passed][:32],
+    )
+    return status.model_copy(update={"resume": resume})
+
+
+def _with_seconds(status: JobStatus, phases: PhaseTimes) -> JobStatus:
+    """Durations of the running attempt, from its coordinator's own clock: only differences are used."""
+    if not status.attempts or status.attempts[-1].ended_at is not None:
+        return status
+    record = status.attempts[-1]
+    before = record.seconds or AttemptSeconds()
+    restored = phases.restored or phases.rendezvous
+    update = {
+        "rendezvous": _span(phases.plan_seen, phases.rendezvous),
+        "restore": _span(phases.rendezvous, phases.restored),
+        "first_step": _span(restored, phases.first_step),
+    }
+    first = _span(phases.plan_seen, phases.first_step)
+    if first is not None:
+        update["total"] = round(
+            sum(s or 0.0 for s in (before.detect, before.schedule, before.fence)) + first, 3
+        )
+    seconds = before.model_copy(update={k: v for k, v in update.items() if v is not None})
+    changed: AttemptRecord = record.model_copy(update={"seconds": seconds})
+    return status.model_copy(update={"attempts": [*status.attempts[:-1], changed]})
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    if start is None or end is None or not math.isfinite(end - start):
+        return None
+    return round(min(max(0.0, end - start), 1e6), 3)
+
+
+def _saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
+    if seen.consecutive_failures < 3:
+        return None
+    return (
+        Reason.SAVES_FAILING,
+        f"{seen.consecutive_failures} saves in a row did not commit: {seen.store_error[:500]}",
+    )
+
+
+def _recovery(status: JobStatus, progress: ProgressStatus, view: View) -> RecoveryPoint | None:
+    done = status.last_committed
+    if done is None:
+        return None
+    seconds = int(view.since(done.time))
+    distance = Distance(
+        steps=max(0, progress.step - done.step),
+        samples=max(0, progress.samples - done.samples),
+        seconds=seconds,
+    )
+    return RecoveryPoint(committed=distance, summary=f"{distance.steps} steps/{seconds}s")
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.6g}"
+
+
+def _moment(seconds: float, view: View) -> datetime:
+    sane = math.isfinite(seconds) and 0 < seconds < min(_FAR, view.now + 3600)
+    return datetime.fromtimestamp(seconds if sane else view.now, UTC)

@@ -1,0 +1,159 @@
+"""Planned changes: suspend, resize, new spec, growing back. All are the order SaveAndExit, never a delete (O3)."""
+
+from rtj_operator.api import JobStatus, Phase
+from rtj_operator.classify import End
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide.actions import Event, PublishOrder
+from rtj_operator.decide.ends import complete, fail, record_end
+from rtj_operator.decide.place import new_placement, released, room
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.plan import Order
+
+SUSPEND, RESIZE, GROW, RESPEC = "Suspended", "Resized", "Growing", "SpecChanged"
+_CAUSES = {SUSPEND: Cause.RESUMED, RESIZE: Cause.RESIZED, GROW: Cause.RESIZED, RESPEC: Cause.SPEC_CHANGED}
+
+
+def suspended(view: View) -> Step | None:
+    """spec.suspend: save, then release everything."""
+    if not view.spec.suspend or (view.status.placement is None and not view.observed.jobs):
+        return _rests(view) if view.spec.suspend else None
+    if not view.placed:
+        return _rests(view)
+    if view.running and not _ordered(view):
+        return order(view, SUSPEND, "spec.suspend is true")
+    return None if view.running else released(view, view.status, Cause.RESUMED)
+
+
+def draining(view: View) -> Step | None:
+    """Ranks were told to save and exit: see that all heard it, and go on once they have, or the deadline has passed."""
+    attempt = view.status.attempt
+    if not view.running or not _ordered(view) or attempt is None:
+        return None
+    end = view.end
+    if isinstance(end, End) and (end.outcome in ("Finished", "Saved", "Stopped") or not end.in_place):
+        return drained(view, end)
+    if isinstance(end, End):
+        return drained(view, end)
+    if view.since(attempt.ordered_at) > view.want.exit_grace:
+        late = End(
+            _CAUSES.get(attempt.order_reason or "", Cause.OPERATOR),
+            "Stopped",
+            "did not save and exit in time",
+            False,
+        )
+        return drained(view, late)
+    deaf = tuple(
+        p for p in view.standing if p.plan and p.plan.epoch == attempt.epoch and p.plan.order is Order.RUN
+    )
+    plan = view.plan
+    effects = (PublishOrder(plan, Order.SAVE_AND_EXIT, ids(deaf)),) if deaf and plan else ()
+    return Step(view.status, effects, WATCH_SECONDS)
+
+
+def drained(view: View, end: End) -> Step:
+    """What the order was for. When training turned out to be finished, it is finished."""
+    attempt = view.status.attempt
+    reason = (attempt.order_reason if attempt else None) or RESPEC
+    status = record_end(view, view.status, end, ordered=True)
+    if end.outcome == "Finished":
+        return complete(view, status, end)
+    if end.outcome == "ResumeRefused":
+        return fail(view, status, Reason.RESUME_REFUSED, end.message)
+    cause = _CAUSES.get(reason, Cause.OPERATOR)
+    return released(view, status, cause) if view.spec.suspend else new_placement(view, status, cause, end)
+
+
+def spec_changed(view: View) -> Step | None:
+    """The Job was built from another spec."""
+    placement = view.status.placement
+    if placement is None or placement.spec_hash == view.want.spec_hash:
+        return None
+    if view.running:
+        return order(view, RESPEC, "the spec has changed")
+    return new_placement(view, view.status, placement.cause if not _tried(view) else Cause.SPEC_CHANGED)
+
+
+def size_changed(view: View) -> Step | None:
+    """`spec.nodes` (kubectl scale) asks for another size than this placement was made for."""
+    placement, nodes = view.status.placement, view.want.nodes
+    if placement is None or placement.wanted_nodes == nodes:
+        return None
+    if placement.nodes == nodes:
+        settled = placement.model_copy(update={"wanted_nodes": nodes})
+        return Step(view.status.model_copy(update={"placement": settled}), (), 0.1)
+    if view.running:
+        return order(view, RESIZE, f"nodes: {placement.nodes} to {nodes}")
+    return new_placement(view, view.status, Cause.RESIZED if _tried(view) else placement.cause)
+
+
+def room_to_grow(view: View) -> Step | None:
+    """A placement that had to be smaller grows back once capacity has been seen for long enough."""
+    placement, want, status = view.status.placement, view.want, view.status
+    if placement is None or placement.nodes >= want.nodes or not view.running:
+        return None
+    fits = room(view, placement.lost_nodes, placement.created_at.timestamp())
+    larger = want.largest(fits) if fits is not None else None
+    if larger is None or larger <= placement.nodes:
+        gone = status.model_copy(update={"capacity_seen_since": None})
+        return Step(gone, (), 0.1) if status.capacity_seen_since else None
+    if status.capacity_seen_since is None:
+        return Step(status.model_copy(update={"capacity_seen_since": view.time}), (), 0.1)
+    if (
+        view.since(status.capacity_seen_since) < want.scale_up_delay
+        or view.since(status.resized_at) < want.cooldown
+    ):
+        return None
+    return order(view, GROW, f"room for {larger} nodes, {placement.nodes} in use")
+
+
+def order(view: View, reason: str, why: str) -> Step:
+    """The order SaveAndExit to all pods; its reason and time stand in the status first."""
+    attempt, plan = view.status.attempt, view.plan
+    if attempt is None or plan is None:
+        return Step(view.status, (), WATCH_SECONDS)
+    ordered = attempt.model_copy(
+        update={"order": Order.SAVE_AND_EXIT, "order_reason": reason, "ordered_at": view.time}
+    )
+    status = told(view.status, Phase.SAVING, Reason.SAVING, f"ranks save and exit: {why}")
+    status = status.model_copy(update={"attempt": ordered})
+    event = Event(
+        EventReason.SAVE_ORDERED, f"attempt {attempt.number}: save and exit: {why}", f"order/{attempt.epoch}"
+    )
+    return Step(
+        status, (PublishOrder(plan, Order.SAVE_AND_EXIT, ids(view.standing)),), WATCH_SECONDS, (event,)
+    )
+
+
+def _ordered(view: View) -> bool:
+    attempt = view.status.attempt
+    return attempt is not None and attempt.order is Order.SAVE_AND_EXIT
+
+
+def _tried(view: View) -> bool:
+    """An attempt was made in this placement."""
+    return bool(view.status.attempts) and view.status.attempts[-1].placement == view.number
+
+
+def _rests(view: View) -> Step:
+    """Nothing is wanted; suspended once nothing is left."""
+    left = [p for p in view.observed.pods if not p.gone and not p.node_lost]
+    if left:
+        text = f"suspending: {len(left)} pods are going"
+        return Step(told(view.status, Phase.SAVING, Reason.SUSPENDED, text), (), WATCH_SECONDS)
+    return Step(_asleep(view.status), events=_slept(view))
+
+
+def _asleep(status: JobStatus) -> JobStatus:
+    done = status.last_committed
+    text = f"suspended; safe at step {done.step}" if done else "suspended; nothing is committed yet"
+    return told(status, Phase.SUSPENDED, Reason.SUSPENDED, text).model_copy(
+        update={"nodes": 0, "retry_at": None}
+    )
+
+
+def _slept(view: View) -> tuple[Event, ...]:
+    if view.status.phase is Phase.SUSPENDED:
+        return ()
+    message = _asleep(view.status).message or ""
+    return (Event(EventReason.SUSPENDED, message, f"suspended/{view.number}/{view.meta.generation}"),)

@@ -1,0 +1,158 @@
+"""The one value that all checks read, and the step that a check answers with."""
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
+from rtj_operator.classify import End, Leaving, attempt_end
+from rtj_operator.decide.actions import Action, Event
+from rtj_operator.decide.observed import JobView, Observed, PodView
+from trainer_sidecar.contract.plan import Plan
+
+POLL_SECONDS = 3.0
+"""Between two looks at the sidecars of a job that trains."""
+NO_EPOCH = -1
+"""No attempt runs: only losses of pods and nodes count, no outcome does."""
+WATCH_SECONDS = 1.0
+"""Between two looks while something is about to happen."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the spec asks for, resolved: computed from the spec by the caller so that checks stay small."""
+
+    nodes: int
+    min_nodes: int
+    sizes: tuple[int, ...]
+    """Node counts, ascending, at which mesh, batch and matrix work, `nodes` included."""
+    elastic: bool
+    spec_hash: str
+    """Digest of everything that a placement's Job is built from."""
+    selector: str = ""
+    scale_down_delay: float = 60.0
+    scale_up_delay: float = 300.0
+    cooldown: float = 300.0
+    exit_grace: float = 120.0
+    """Seconds that ranks may take to save and exit on order."""
+
+    def largest(self, at_most: int) -> int | None:
+        """Largest size that works with `at_most` nodes; None when there is none at or above the least."""
+        least = self.min_nodes if self.elastic else self.nodes
+        return max((n for n in self.sizes if least <= n <= min(at_most, self.nodes)), default=None)
+
+
+@dataclass(frozen=True)
+class View:
+    """A job as one reconcile sees it. `wanted` is None when the spec cannot run; `problems` says why."""
+
+    meta: ObjectMeta
+    spec: JobSpec
+    wanted: Wanted | None
+    problems: tuple[str, ...]
+    status: JobStatus
+    observed: Observed
+    now: float
+    nonce: str
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(self.now, UTC)
+
+    def since(self, moment: datetime | None) -> float:
+        """Seconds since `moment`, 0 when it is not set."""
+        return max(0.0, self.now - moment.timestamp()) if moment else 0.0
+
+    @property
+    def want(self) -> Wanted:
+        assert self.wanted is not None, "checks after `spec_refused` have a spec that can run"
+        return self.wanted
+
+    @property
+    def number(self) -> int:
+        """Number of the current placement, 0 before the first."""
+        return self.status.placement.number if self.status.placement else 0
+
+    @property
+    def placed(self) -> bool:
+        """A placement should exist now."""
+        return self.status.placement is not None and not self.status.placement.released
+
+    @property
+    def size(self) -> int:
+        return self.status.placement.nodes if self.status.placement else 0
+
+    @property
+    def job(self) -> JobView | None:
+        return self.observed.job(self.number)
+
+    @property
+    def pods(self) -> tuple[PodView, ...]:
+        """Pods of the current placement, the last bodies of deleted ones included."""
+        return self.observed.of(self.number)
+
+    @property
+    def standing(self) -> tuple[PodView, ...]:
+        """Pods of the current placement that exist."""
+        return tuple(p for p in self.pods if not p.gone)
+
+    @property
+    def all_up(self) -> bool:
+        return len([p for p in self.standing if p.up]) == self.size
+
+    @property
+    def attempted(self) -> bool:
+        """The current attempt belongs to the current placement and has not ended."""
+        attempt = self.status.attempt
+        return attempt is not None and attempt.placement == self.number and not self.ended
+
+    @property
+    def ended(self) -> bool:
+        """The end of the current attempt has been recorded."""
+        attempt, records = self.status.attempt, self.status.attempts
+        return bool(attempt and records and records[-1].attempt == attempt.number and records[-1].ended_at)
+
+    @property
+    def running(self) -> bool:
+        """The current attempt's plan is out."""
+        return self.attempted and self.status.attempt is not None and self.status.attempt.epoch is not None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The current attempt's plan, as its pods carry it."""
+        if not self.attempted or self.status.attempt is None:
+            return None
+        nonce = self.status.attempt.nonce
+        return next((p.plan for p in self.standing if p.plan and p.plan.nonce == nonce), None)
+
+    @property
+    def end(self) -> End | Leaving | None:
+        """How the running attempt, or the placement before one, ended, as far as can be seen now."""
+        if not self.placed:
+            return None
+        epoch = self.status.attempt.epoch if self.running and self.status.attempt else None
+        return attempt_end(self.pods, self.size, epoch if epoch is not None else NO_EPOCH)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A check's answer: the status that should be, what to do, and when to look again."""
+
+    status: JobStatus
+    effects: tuple[Action, ...] = ()
+    requeue_after: float | None = None
+    events: tuple[Event, ...] = field(default=())
+    degraded: tuple[str, str] | None = None
+    """(reason, sentence) of what is not as it should be while the job goes on."""
+
+    def with_effects(self, *more: Action) -> "Step":
+        return replace(self, effects=(*self.effects, *more))
+
+
+def told(status: JobStatus, phase: Phase, reason: str, message: str) -> JobStatus:
+    """The status with what the operator is doing, in a word and a sentence."""
+    return status.model_copy(update={"phase": phase, "reason": reason, "message": message[:4000]})
+
+
+def ids(pods: tuple[PodView, ...]) -> tuple[tuple[str, str], ...]:
+    """(name, uid) of pods that exist."""
+    return tuple((p.name, p.uid) for p in pods if not p.gone)

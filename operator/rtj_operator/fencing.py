@@ -1,0 +1,176 @@
+"""Fence and pick against the store, and the plan that comes of it. The one place where the operator touches a store.
+
+All of it blocks and runs in a thread. What can go wrong comes out as `FenceTrouble` with the reason that the job's
+status shows; running trainers are never touched by it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rtj_operator.api.effective import EffectiveSpec
+from rtj_operator.conditions import Reason
+from rtj_operator.decide.observed import PodView
+from rtj_operator.mesh import Refusal, plan_size
+from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.contract.plan import Endpoint, Plan
+from trainer_sidecar.contract.topology import Topology
+from trainer_sidecar.store.base import (
+    AccessDeniedError,
+    BucketMissingError,
+    ClockSkewError,
+    Store,
+    StoreError,
+    UnsupportedStoreError,
+)
+from trainer_sidecar.store.fence import (
+    Fenced,
+    FenceError,
+    FenceRequest,
+    NothingRestorableError,
+    RunExistsError,
+    RunTakenOverError,
+    fence_and_pick,
+)
+from trainer_sidecar.store.journal import Journal, JournalError, JournalLostError
+from trainer_sidecar.store.open import open_store
+
+APPEND_TIMEOUT = 30.0
+MASTER_PORTS = range(20000, 30000)
+MOST_STORES = 64
+
+
+class FenceTrouble(Exception):
+    """The attempt was not fenced. `final`: nothing but a change of the spec helps."""
+
+    def __init__(self, reason: Reason, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.reason, self.final = reason, final
+
+
+class PlanRefused(Exception):
+    """The mesh at this size cannot resume what the restore point saved."""
+
+
+@dataclass(frozen=True)
+class FenceOrder:
+    """What an attempt needs to be fenced and planned."""
+
+    spec: EffectiveSpec
+    nonce: str
+    cause: Cause
+    nodes: int
+    pods: tuple[PodView, ...]
+    """The placement's pods, by index, all up."""
+    writer: str
+    known_attempts: int = 0
+    known_commits: bool = False
+    adopt: bool = False
+    cluster: str = ""
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """From the job's Secret; empty: the operator's own."""
+
+
+class Stores:
+    """Open stores by where they are and whose credentials they use: a client costs a tenth of a second to make."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[object, ...], Store] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, spec: EffectiveSpec, credentials: Mapping[str, str]) -> Store:
+        """The store of a job. Raises StoreError, ValueError for a URL that is none."""
+        place = spec.store
+        key = (place.url, place.endpoint, place.region, tuple(sorted(credentials.items())))
+        with self._lock:
+            store = self._open.get(key)
+            if store is None:
+                store = open_store(
+                    place.url, endpoint=place.endpoint, region=place.region, credentials=credentials or None
+                )
+                self._open[key] = store
+            self._open.move_to_end(key)
+            if len(self._open) > MOST_STORES:
+                self._open.popitem(last=False)
+        return store
+
+
+def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
+    """Append (or find) the attempt and make its plan. Blocks. Raises FenceTrouble."""
+    spec = order.spec
+    try:
+        keys = RunKeys(spec.namespace, spec.run_id)
+        journal = Journal(stores.get(spec, order.credentials), keys)
+        fenced = fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
+    except (StoreError, FenceError, JournalError, PlanRefused, ValueError) as exc:
+        raise trouble(exc) from exc
+    lineage = [m.checkpoint_id for m in journal.history.lineage][:10]
+    return fenced, make_plan(order, fenced, lineage)
+
+
+def make_plan(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> Plan:
+    """The plan of a fenced attempt: rendezvous and coordinator on pod 0, a port that is new per epoch."""
+    spec, first = order.spec, order.pods[0]
+    return Plan(
+        namespace=spec.namespace,
+        run_id=spec.run_id,
+        owner=_owner(order),
+        attempt=fenced.attempt,
+        epoch=fenced.epoch,
+        nonce=order.nonce,
+        cause=fenced.entry.cause,
+        topology=fenced.topology,
+        master=Endpoint(address=first.ip, port=MASTER_PORTS[fenced.epoch % len(MASTER_PORTS)]),
+        coordinator=Endpoint(address=first.ip, port=spec.status_port),
+        restore=fenced.restore,
+        lineage=lineage,
+        checkpoint=spec.checkpoint,
+        verification=spec.verification,
+    )
+
+
+def trouble(exc: Exception) -> FenceTrouble:
+    """The reason that a failed fence has in the job's status."""
+    reasons: list[tuple[type[Exception], Reason, bool]] = [
+        (RunTakenOverError, Reason.RUN_TAKEN_OVER, True),
+        (RunExistsError, Reason.RUN_EXISTS, True),
+        (NothingRestorableError, Reason.RESTORE_POINT_BAD, True),
+        (JournalLostError, Reason.JOURNAL_LOST, False),
+        (PlanRefused, Reason.TRANSITION_BLOCKED, False),
+        (AccessDeniedError, Reason.STORE_ACCESS_DENIED, False),
+        (ClockSkewError, Reason.CLOCK_SKEWED, False),
+        (UnsupportedStoreError, Reason.STORE_UNSUPPORTED, False),
+        (BucketMissingError, Reason.STORE_UNAVAILABLE, False),
+    ]
+    for kind, reason, final in reasons:
+        if isinstance(exc, kind):
+            return FenceTrouble(reason, str(exc), final=final)
+    return FenceTrouble(Reason.STORE_UNAVAILABLE, f"{type(exc).__name__}: {exc}")
+
+
+def _request(order: FenceOrder) -> FenceRequest:
+    spec = order.spec
+
+    def plan_for(_: RestorePoint | None, saved: Topology | None) -> Topology:
+        found = plan_size(spec.mesh, order.nodes, saved, spec.matrix)
+        if isinstance(found, Refusal):
+            raise PlanRefused(found.sentence)
+        return found
+
+    return FenceRequest(
+        owner=_owner(order),
+        attempt_nonce=order.nonce,
+        cause=order.cause,
+        writer=order.writer,
+        plan_for=plan_for,
+        known_attempts=order.known_attempts,
+        known_commits=order.known_commits,
+        adopt=order.adopt,
+    )
+
+
+def _owner(order: FenceOrder) -> Owner:
+    spec = order.spec
+    return Owner(cluster=order.cluster, namespace=spec.namespace, name=spec.name, uid=spec.uid)

@@ -1,0 +1,248 @@
+"""The one port to the Kubernetes API: plain dicts, narrow verbs, typed errors, a total time-out on every call.
+
+Everything above it speaks `Kube`, so that the client library stays a detail (tests bring one that lives in memory).
+Reads always go to the API server's store (no `resourceVersion`), never to a cache (operator.md O22).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
+
+import aiohttp
+
+Object = dict[str, Any]
+FIELD_MANAGER = "rtj-operator"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A resource as the API paths name it. `group` is empty for the core API."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """URL path of a collection, an object or a subresource. Every segment is quoted."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        scope = ["namespaces", namespace] if self.namespaced and namespace else []
+        return "/".join(
+            [root, *(quote(part, safe="") for part in [*scope, self.plural, name, subresource] if part)]
+        )
+
+
+RTJ = Kind("resumabletraining.io", "v1alpha1", "ResumableTrainingJob", "resumabletrainingjobs")
+JOBS = Kind("batch", "v1", "Job", "jobs")
+PODS = Kind("", "v1", "Pod", "pods")
+SECRETS = Kind("", "v1", "Secret", "secrets")
+CORE_EVENTS = Kind("", "v1", "Event", "events")
+EVENTS = Kind("events.k8s.io", "v1", "Event", "events")
+NODES = Kind("", "v1", "Node", "nodes", namespaced=False)
+
+
+class KubeError(Exception):
+    """The API server refused a request or could not be asked. The message names verb, object and answer."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFound(KubeError):
+    """404: the object does not exist."""
+
+
+class AlreadyExists(KubeError):
+    """409 on create: another object holds the name; compare its uid before going on."""
+
+
+class Conflict(KubeError):
+    """409 on a write: resourceVersion or uid is no longer the one that was read; read again."""
+
+
+class Invalid(KubeError):
+    """422 or 400: the object fails validation; trying again changes nothing."""
+
+
+class Forbidden(KubeError):
+    """401 or 403: a right is missing."""
+
+
+class Unavailable(KubeError):
+    """Connection, time-out, 429 or 5xx: try again later."""
+
+
+class Kube(Protocol):
+    """What the operator asks of an API server. All methods raise KubeError's subclasses."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object: ...
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> list[Object]:
+        """All objects, in pages. Namespace None = all namespaces."""
+        ...
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False
+    ) -> Object: ...
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, body: Object, *, uid: str, resource_version: str = ""
+    ) -> Object:
+        """Merge patch, refused (Conflict) unless uid, and resourceVersion when given, are those of the object."""
+        ...
+
+    async def write_status(
+        self, kind: Kind, namespace: str, name: str, status: Object, *, uid: str, resource_version: str
+    ) -> Object:
+        """Replace this operator's fields of status, only if nothing was written since `resource_version`."""
+        ...
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        """Delete in the background, only the object with that uid; a missing one is fine."""
+        ...
+
+
+class ApiServer:
+    """`Kube` over `kubernetes.aio`'s configured client: its TLS and its token refresh, our own requests."""
+
+    def __init__(self, client: Any, *, timeout: float = 15.0, page: int = 500) -> None:
+        self._client, self._page = client, page
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 5.0))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        return await self._call("GET", kind.path(namespace, name))
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> list[Object]:
+        items: list[Object] = []
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(self._page)}
+        while True:
+            page = await self._call("GET", kind.path(namespace), query)
+            items.extend(page.get("items") or [])
+            query["continue"] = page.get("metadata", {}).get("continue") or ""
+            if not query["continue"]:
+                return items
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False
+    ) -> Object:
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict" if dry_run else "Warn"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return await self._call("POST", kind.path(namespace), query, body)
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, body: Object, *, uid: str, resource_version: str = ""
+    ) -> Object:
+        guarded = _guarded(body, uid, resource_version)
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._call(
+            "PATCH", kind.path(namespace, name), query, guarded, "application/merge-patch+json"
+        )
+
+    async def write_status(
+        self, kind: Kind, namespace: str, name: str, status: Object, *, uid: str, resource_version: str
+    ) -> Object:
+        body = _guarded({"status": status, "metadata": {"name": name}}, uid, resource_version)
+        body |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        path = kind.path(namespace, name, "status")
+        return await self._call("PATCH", path, query, body, "application/apply-patch+yaml")
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        body: Object = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._call("DELETE", kind.path(namespace, name), None, body)
+        except NotFound:
+            return
+        except Conflict:
+            return  # another object has the name now: ours is gone
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": FIELD_MANAGER}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        text = urlencode({k: v for k, v in (query or {}).items() if v})
+        url = f"{self._client.configuration.host}{path}" + (f"?{text}" if text else "")
+        try:
+            answer = await self._client.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=self._timeout
+            )
+            data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise Unavailable(f"{method} {path}: {type(exc).__name__}: {exc}") from exc
+        if answer.status >= 400:
+            raise _error(method, path, answer.status, data)
+        parsed = json.loads(data) if data else {}
+        return parsed if isinstance(parsed, dict) else {}
+
+
+def _guarded(body: Object, uid: str, resource_version: str) -> Object:
+    metadata = {**body.get("metadata", {}), "uid": uid}
+    if resource_version:
+        metadata["resourceVersion"] = resource_version
+    return {**body, "metadata": metadata}
+
+
+def _error(method: str, path: str, status: int, data: bytes) -> KubeError:
+    """The typed error for an answer of 400 or above; its message carries the server's own sentence."""
+    reason, sentence = "", data[:500].decode(errors="replace")
+    try:
+        parsed = json.loads(data)
+    except ValueError:
+        parsed = {}
+    if isinstance(parsed, dict):
+        reason, sentence = str(parsed.get("reason", "")), str(parsed.get("message", sentence))
+    kinds: dict[int, type[KubeError]] = {
+        400: Invalid,
+        401: Forbidden,
+        403: Forbidden,
+        404: NotFound,
+        422: Invalid,
+    }
+    kind = kinds.get(status, Unavailable)
+    if status == 409:
+        kind = AlreadyExists if reason == "AlreadyExists" else Conflict
+    return kind(f"{method} {path}: {status} {reason}: {sentence}", status=status)
+
+
+async def connect(kubeconfig: str | None, *, timeout: float = 15.0) -> ApiServer:
+    """The API server of `kubeconfig`, or of the pod's service account when it is None.
+
+    Raises kubernetes.aio.config.ConfigException when neither is usable.
+    """
+    from kubernetes.aio import client, config
+
+    settings = client.Configuration()
+    if kubeconfig is None:
+        config.load_incluster_config(client_configuration=settings)
+    else:
+        await config.load_kube_config(config_file=kubeconfig, client_configuration=settings)
+    settings.retries = None
+    return ApiServer(client.ApiClient(settings), timeout=timeout)

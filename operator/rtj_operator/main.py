@@ -1,0 +1,207 @@
+"""`rtj-operator`: flags and environment to a running process.
+
+Every flag has an environment variable of the same name (RTJ_OPERATOR_...), so that the chart sets either. SIGTERM ends
+the process at once and safely: there is nothing that a later one would not find.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import kopf
+
+from rtj_operator.api.effective import OperatorDefaults
+from rtj_operator.api.names import LABEL_JOB
+from rtj_operator.apply import Applier
+from rtj_operator.events import EventPoster
+from rtj_operator.faults import Faults
+from rtj_operator.kube import RTJ, Kube, KubeError, connect
+from rtj_operator.metrics import OperatorMetrics
+from rtj_operator.observe import Observer
+from rtj_operator.pods import PodSettings
+from rtj_operator.reconcile import Reconciler
+from rtj_operator.runtime import Runtime, serve
+from rtj_operator.watches import Supervisor, WatchOptions
+from trainer_sidecar.contract.volume import ENV_STORE_ENDPOINT, ENV_STORE_REGION
+
+log = logging.getLogger("rtj_operator")
+ENV_PREFIX = "RTJ_OPERATOR_"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the operator until SIGTERM or SIGINT."""
+    options = parse(argv)
+    _log_to_stderr(options.log_level, options.log_format)
+    try:
+        asyncio.run(run(options))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 0
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Flags, each with its environment variable as default."""
+    parser = argparse.ArgumentParser(prog="rtj-operator", description="Operator for ResumableTrainingJobs.")
+
+    def flag(name: str, default: str, text: str) -> None:
+        variable = ENV_PREFIX + name.upper().replace("-", "_")
+        value = os.environ.get(variable, default)
+        parser.add_argument(f"--{name}", default=value, help=f"{text} [{variable}]")
+
+    flag("namespaces", "", "namespaces to serve, comma-separated; empty: the whole cluster")
+    flag("kubeconfig", os.environ.get("KUBECONFIG", ""), "kubeconfig file; empty: the pod's service account")
+    flag("sidecar-image", "resumable-training/sidecar:latest", "image of the sidecar container")
+    flag("sidecar-pull-policy", "", "imagePullPolicy of the sidecar; empty: Kubernetes' default")
+    flag("sidecar-command", "", "command of the sidecar instead of its image's own (development)")
+    flag("sidecar-cpu", "250m", "CPU that the sidecar requests")
+    flag("sidecar-memory", "512Mi", "memory of the sidecar without the shared volume's pages")
+    flag("sidecar-user", "65532", "user id of the sidecar")
+    flag("store-endpoint", os.environ.get(ENV_STORE_ENDPOINT, ""), "S3 endpoint for jobs that name none")
+    flag("store-region", os.environ.get(ENV_STORE_REGION, ""), "region for jobs that name none")
+    flag("store-secret", "rtj-store", "Secret with store credentials for jobs that name none")
+    flag("allowed-secrets", "rtj-store", "Secrets that jobs may name, comma-separated")
+    flag("allowed-url-prefixes", "", "URL prefixes that jobs may use, comma-separated; empty: any")
+    flag("allowed-endpoints", "", "endpoints that jobs may use, comma-separated; empty: any")
+    flag("cluster-name", "", "name of this cluster in the journal, for people")
+    flag("metrics-port", "8080", "port of /metrics and /healthz; 0: none")
+    flag("workers", "8", "jobs that are reconciled at once")
+    flag("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
+    flag("log-format", "text", "text or json")
+    return parser.parse_args(argv)
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Connect, wait for the CRD, start everything, and wait for a signal."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    kube = await connect(options.kubeconfig or None)
+    observer = Observer(kube)
+    runtime = build(options, kube, observer)
+    runner = await serve(runtime, int(options.metrics_port)) if int(options.metrics_port) else None
+    supervisor = Supervisor(
+        WatchOptions(_login(options.kubeconfig), LABEL_JOB, tuple(_words(options.namespaces))),
+        on_job=runtime.job_changed,
+        on_owned=runtime.owned_changed,
+        on_restart=runtime.metrics.watch_restarts.inc,
+    )
+    work = asyncio.create_task(_work(kube, runtime, supervisor))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        for task in (work, stopped):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await asyncio.to_thread(supervisor.stop)
+        if runner is not None:
+            await runner.cleanup()
+        await observer.close()
+        await kube.close()
+
+
+def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtime:
+    """All parts of the process, wired."""
+    metrics = OperatorMetrics()
+    settings = pod_settings(options)
+    instance = f"operator/{os.environ.get('HOSTNAME') or socket.gethostname()}"
+    applier = Applier(
+        kube, settings, metrics, writer=instance, cluster=options.cluster_name, faults=Faults.from_env()
+    )
+    defaults = OperatorDefaults(
+        store_endpoint=options.store_endpoint or None,
+        store_region=options.store_region or None,
+        store_secret=options.store_secret,
+        allowed_secrets=frozenset(_words(options.allowed_secrets)),
+        allowed_url_prefixes=tuple(_words(options.allowed_url_prefixes)),
+        allowed_endpoints=tuple(_words(options.allowed_endpoints)),
+    )
+    reconciler = Reconciler(kube, observer, applier, EventPoster(kube, instance), defaults, settings)
+    namespaces = _words(options.namespaces)
+    return Runtime(kube, reconciler, observer.graves, metrics, namespaces, int(options.workers))
+
+
+def pod_settings(options: argparse.Namespace) -> PodSettings:
+    """Settings of the pods from the flags."""
+    return PodSettings(
+        sidecar_image=options.sidecar_image,
+        sidecar_pull_policy=options.sidecar_pull_policy or None,
+        sidecar_command=tuple(shlex.split(options.sidecar_command)),
+        sidecar_cpu=options.sidecar_cpu,
+        sidecar_memory=options.sidecar_memory,
+        sidecar_user=int(options.sidecar_user),
+    )
+
+
+async def _work(kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:
+    await _crd_lists(kube, runtime.namespaces)
+    supervisor_started = asyncio.create_task(runtime.run())
+    await asyncio.sleep(0)  # the runtime takes events from its first turn on
+    supervisor.start()
+    await supervisor_started
+
+
+async def _crd_lists(kube: Kube, namespaces: Sequence[str]) -> None:
+    """Wait until the resource can be listed: watches that start earlier never see it (operator.md O22)."""
+    said = ""
+    while True:
+        try:
+            await kube.list(RTJ, namespaces[0] if namespaces else None)
+            return
+        except KubeError as exc:
+            if str(exc) != said:
+                said = str(exc)
+                log.warning("waiting until ResumableTrainingJobs can be listed: %s", exc)
+            await asyncio.sleep(2)
+
+
+def _login(kubeconfig: str) -> Any:
+    """kopf's credentials, explicitly the same as ours."""
+    if not kubeconfig:
+        return kopf.login_with_service_account
+
+    def login(**kwargs: Any) -> Any:
+        os.environ["KUBECONFIG"] = kubeconfig
+        return kopf.login_with_kubeconfig(**kwargs)
+
+    return login
+
+
+def _words(text: str) -> list[str]:
+    return [w.strip() for w in text.split(",") if w.strip()]
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line, for log collectors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log_to_stderr(level: str, form: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(_JsonLines() if form == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

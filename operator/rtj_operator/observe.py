@@ -1,0 +1,253 @@
+"""Looking: fresh reads of one job's Jobs, pods, nodes and sidecars, folded into one immutable `Observed`.
+
+Nothing is decided here. A sidecar's answer is hostile input: small, quick, parsed by its model, or it counts as no
+answer. Two things are remembered between looks, both by pod uid: when a sidecar last answered, and the last body of a
+pod that was deleted (operator.md O9, O10).
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import aiohttp
+from pydantic import ValidationError
+
+from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID, SIDECAR_CONTAINER, TRAINER_CONTAINER
+from rtj_operator.capacity import node_rooms
+from rtj_operator.decide.observed import Capacity, JobView, Observed, PodView
+from rtj_operator.kube import CORE_EVENTS, JOBS, NODES, PODS, Forbidden, Kube, KubeError, NotFound, Object
+from rtj_operator.podview import condition, job_view, pod_view, unix
+from trainer_sidecar.contract.plan import Order
+from trainer_sidecar.contract.status import SidecarStatus, TrainerState
+
+log = logging.getLogger(__name__)
+STATUS_TIMEOUT = 1.0
+MAX_STATUS_BYTES = 256 * 1024
+REFUSED_AFTER = 3.0
+"""Seconds a Job may take to make its pods before its events are read."""
+FORBIDDEN_FOR = 300.0
+"""Seconds before a refused right is tried again."""
+
+
+@dataclass
+class Graves:
+    """Last bodies of deleted pods by uid, the newest `limit`: what a lost pod said when nobody was looking."""
+
+    limit: int = 2048
+    _bodies: "OrderedDict[str, Object]" = field(default_factory=OrderedDict)
+
+    def bury(self, pod: Object) -> None:
+        """Keep the body of a pod that the watch saw deleted."""
+        uid = pod["metadata"]["uid"]
+        self._bodies[uid] = pod
+        self._bodies.move_to_end(uid)
+        while len(self._bodies) > self.limit:
+            self._bodies.popitem(last=False)
+
+    def of(self, job_uid: str) -> list[Object]:
+        """Bodies of that job's pods."""
+        return [
+            b for b in self._bodies.values() if (b["metadata"].get("labels") or {}).get(LABEL_UID) == job_uid
+        ]
+
+
+class Observer:
+    """Reads everything about one job. One instance per process; safe for many jobs at once."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self.graves = Graves()
+        self._heard: dict[str, float] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._no_nodes_until = 0.0
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def observe(self, job: Object, *, status_port: int, capacity_for: Object | None) -> Observed:
+        """Everything about `job` (its raw object). `capacity_for`: a pod template whose fit on the nodes is wanted."""
+        meta = job["metadata"]
+        labels = f"{LABEL_JOB}={meta['name']},{LABEL_UID}={meta['uid']}"
+        jobs, pods = await asyncio.gather(
+            self._kube.list(JOBS, meta["namespace"], labels=labels),
+            self._kube.list(PODS, meta["namespace"], labels=labels),
+        )
+        views = await self._ask(self._views(pods, meta["uid"]), status_port, _placement(job))
+        views = await self._with_lost_nodes(views)
+        seen = await self._jobs(jobs, views)
+        wanted = capacity_for is not None and _capacity_matters(job, views)
+        capacity = await self._capacity(capacity_for, meta["uid"]) if wanted and capacity_for else Capacity()
+        return Observed(seen, tuple(views), capacity)
+
+    def _views(self, pods: Iterable[Object], uid: str) -> list[PodView]:
+        found = [
+            pod_view(p, LABEL_PLACEMENT, sidecar=SIDECAR_CONTAINER, trainer=TRAINER_CONTAINER) for p in pods
+        ]
+        live = [v for v in found if v is not None]
+        here = {v.uid for v in live}
+        for body in self.graves.of(uid):
+            view = pod_view(
+                body, LABEL_PLACEMENT, sidecar=SIDECAR_CONTAINER, trainer=TRAINER_CONTAINER, gone=True
+            )
+            if view is not None and view.uid not in here:
+                live.append(view)
+        return live
+
+    async def _with_lost_nodes(self, views: list[PodView]) -> list[PodView]:
+        """Nodes of pods that are not as they should be are read; one that is not ready, or gone, is lost."""
+        names = {
+            v.node for v in views if v.node and not v.gone and (not v.ready or v.deleting or v.silent_seconds)
+        }
+        lost = {name for name in sorted(names) if await self._node_is_lost(name)}
+        return [replace(v, node_lost=v.node_lost or (v.node in lost and not v.gone)) for v in views]
+
+    async def _node_is_lost(self, name: str) -> bool:
+        if time.monotonic() < self._no_nodes_until:
+            return False
+        try:
+            node = await self._kube.get(NODES, None, name)
+        except NotFound:
+            return True
+        except Forbidden:
+            self._forbidden_nodes()
+            return False
+        return condition(node, "Ready").get("status") != "True"
+
+    def _forbidden_nodes(self) -> None:
+        self._no_nodes_until = time.monotonic() + FORBIDDEN_FOR
+        log.info(
+            "nodes may not be read: a lost node is seen by silence only, and jobs do not grow back by themselves"
+        )
+
+    async def _ask(self, views: list[PodView], port: int, placement: int) -> list[PodView]:
+        """Ask the sidecars that matter now: pod 0 always; all of them once anything is out of the ordinary."""
+        mine = [v for v in views if v.placement == placement and not v.gone and v.ip and v.sidecar_running]
+        answers = await self._poll([v for v in mine if v.index == 0 or _unusual(v)], port)
+        if _worth_all(mine, answers):
+            answers |= await self._poll([v for v in mine if v.uid not in answers], port)
+        now = time.monotonic()
+        current = {v.uid for v in views}
+        result = [self._with_answer(v, answers, now) for v in views]
+        for uid in [u for u in self._heard if u not in current and now - self._heard[u] > 3600]:
+            del self._heard[uid]
+        return result
+
+    def _with_answer(self, view: PodView, answers: dict[str, SidecarStatus | None], now: float) -> PodView:
+        if view.uid not in answers:
+            return view
+        status = answers[view.uid]
+        if status is not None:
+            self._heard[view.uid] = now
+            return replace(view, polled=True, status=status)
+        since = self._heard.setdefault(view.uid, now)
+        return replace(view, polled=True, silent_seconds=now - since)
+
+    async def _poll(self, views: Sequence[PodView], port: int) -> dict[str, SidecarStatus | None]:
+        if not views:
+            return {}
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=STATUS_TIMEOUT),
+                connector=aiohttp.TCPConnector(limit=256, ttl_dns_cache=None, force_close=False),
+                trust_env=False,
+            )
+        answers = await asyncio.gather(*(read_status(self._session, v.ip, port, v.index) for v in views))
+        return {v.uid: a for v, a in zip(views, answers, strict=True)}
+
+    async def _jobs(self, jobs: Iterable[Object], pods: Sequence[PodView]) -> tuple[JobView, ...]:
+        views = []
+        for job in jobs:
+            view = job_view(job, LABEL_PLACEMENT)
+            if view is None:
+                continue
+            made = sum(p.placement == view.placement and not p.gone for p in pods)
+            old = time.time() - unix(job["metadata"].get("creationTimestamp")) > REFUSED_AFTER
+            if made < view.parallelism and old and not view.suspended and not view.deleting:
+                view = replace(view, refused=await self._refused(job))
+            views.append(view)
+        return tuple(views)
+
+    async def _refused(self, job: Object) -> str:
+        """Why Kubernetes refuses the Job's pods (O16): the newest FailedCreate event's sentence, or nothing."""
+        meta = job["metadata"]
+        fields = f"involvedObject.uid={meta['uid']},reason=FailedCreate"
+        try:
+            events = await self._kube.list(CORE_EVENTS, meta["namespace"], fields=fields)
+        except KubeError as exc:
+            log.info("events of Job %s/%s cannot be read: %s", meta["namespace"], meta["name"], exc)
+            return ""
+        newest = max(
+            events, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""), default=None
+        )
+        return str(newest.get("message", "")) if newest else ""
+
+    async def _capacity(self, template: Object, uid: str) -> Capacity:
+        if time.monotonic() < self._no_nodes_until:
+            return Capacity()
+        try:
+            nodes = await self._kube.list(NODES, None)
+            pods = await self._kube.list(PODS, None, fields="status.phase!=Succeeded,status.phase!=Failed")
+        except Forbidden:
+            self._forbidden_nodes()
+            return Capacity()
+        others = [p for p in pods if (p["metadata"].get("labels") or {}).get(LABEL_UID) != uid]
+        return Capacity(True, tuple(node_rooms(nodes, others, template)))
+
+
+async def read_status(session: aiohttp.ClientSession, ip: str, port: int, index: int) -> SidecarStatus | None:
+    """A sidecar's `/status`; None when it does not answer, answers too much, or with anything but its model."""
+    host = f"[{ip}]" if ":" in ip else ip
+    try:
+        async with session.get(f"http://{host}:{port}/status", allow_redirects=False) as answer:
+            if answer.status != 200:
+                return None
+            data = await answer.content.read(MAX_STATUS_BYTES + 1)
+            while len(data) <= MAX_STATUS_BYTES and not answer.content.at_eof():
+                data += await answer.content.read(MAX_STATUS_BYTES + 1)
+        if len(data) > MAX_STATUS_BYTES:
+            return None
+        status = SidecarStatus.model_validate_json(data)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValidationError):
+        return None
+    return status if status.pod_index == index else None
+
+
+def _placement(job: Object) -> int:
+    """Number of the placement whose sidecars matter."""
+    placement = (job.get("status") or {}).get("placement") or {}
+    return int(placement.get("number") or 0)
+
+
+def _capacity_matters(job: Object, views: Sequence[PodView]) -> bool:
+    """Only a job that is or may become smaller than asked for needs to know what the cluster could hold."""
+    status = job.get("status") or {}
+    placement = status.get("placement") or {}
+    shrunk = placement.get("nodes", 0) < placement.get("wantedNodes", 0)
+    short = bool(status.get("capacityShortSince")) or any(v.unschedulable for v in views)
+    return (
+        shrunk
+        or short
+        or any(v.gone or v.deleting or v.node_lost or v.silent_seconds or v.trainer_end for v in views)
+    )
+
+
+def _unusual(view: PodView) -> bool:
+    return view.deleting or not view.ready or (view.plan is not None and view.plan.order is not Order.RUN)
+
+
+def _worth_all(views: Sequence[PodView], answers: dict[str, SidecarStatus | None]) -> bool:
+    """Small placements are always asked in full; large ones when somebody ended, is silent or misses a peer."""
+    if len(views) <= 8:
+        return True
+    draining = any(v.plan is not None and v.plan.order is not Order.RUN for v in views)
+    return draining or any(a is None or _says_more(a) for a in answers.values())
+
+
+def _says_more(status: SidecarStatus) -> bool:
+    return (
+        status.trainer is TrainerState.ENDED or bool(status.lost_peers) or status.wants_plan or status.fenced
+    )

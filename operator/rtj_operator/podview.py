@@ -1,0 +1,136 @@
+"""From Kubernetes' objects to the values that `decide` reads. Pure; missing and odd fields read as "not known"."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from rtj_operator.decide.observed import ContainerEnd, JobView, PodView
+from trainer_sidecar.contract.outcome import Outcome
+from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
+
+Object = dict[str, Any]
+QUIET_WAITS = frozenset({"", "PodInitializing", "ContainerCreating"})
+
+
+def unix(text: str | None) -> float:
+    """Unix seconds of an RFC 3339 time; 0 when there is none."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
+
+
+def condition(obj: Object, kind: str) -> Object:
+    """The condition of that type, or an empty one."""
+    found = (c for c in obj.get("status", {}).get("conditions") or [] if c.get("type") == kind)
+    return next(found, {})
+
+
+def job_view(job: Object, placement_label: str) -> JobView | None:
+    """A placement's Job; None when its placement label is no number."""
+    meta, spec = job["metadata"], job.get("spec", {})
+    number = _number((meta.get("labels") or {}).get(placement_label))
+    if number is None:
+        return None
+    failed = condition(job, "Failed")
+    return JobView(
+        name=meta["name"],
+        uid=meta["uid"],
+        placement=number,
+        parallelism=int(spec.get("parallelism") or 0),
+        suspended=bool(spec.get("suspend")),
+        deleting="deletionTimestamp" in meta,
+        complete=condition(job, "Complete").get("status") == "True",
+        failed=f"{failed.get('reason', '')}: {failed.get('message', '')}"
+        if failed.get("status") == "True"
+        else "",
+    )
+
+
+def pod_view(
+    pod: Object, placement_label: str, *, sidecar: str, trainer: str, gone: bool = False
+) -> PodView | None:
+    """A placement's pod; None when it carries no placement or index."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    labels = meta.get("labels") or {}
+    number = _number(labels.get(placement_label))
+    index = _number(labels.get("batch.kubernetes.io/job-completion-index"))
+    if number is None or index is None:
+        return None
+    ready, scheduled = condition(pod, "Ready"), condition(pod, "PodScheduled")
+    disruption = condition(pod, "DisruptionTarget")
+    disrupted = disruption.get("status") == "True"
+    waiting = _waiting(status)
+    trainer_state = _container(status, trainer).get("state") or {}
+    unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        index=index,
+        placement=number,
+        node=pod.get("spec", {}).get("nodeName") or "",
+        ip=status.get("podIP") or "",
+        phase=status.get("phase") or "Pending",
+        deleting="deletionTimestamp" in meta,
+        gone=gone,
+        ready=ready.get("status") == "True",
+        created=unix(meta.get("creationTimestamp")),
+        scheduled=scheduled.get("status") == "True",
+        unschedulable=str(scheduled.get("message", "")) or "no sentence given" if unschedulable else "",
+        unschedulable_since=unix(scheduled.get("lastTransitionTime")) if unschedulable else None,
+        sidecar_running="running" in (_container(status, sidecar).get("state") or {}),
+        trainer_running="running" in trainer_state,
+        trainer_end=_end(trainer_state.get("terminated")),
+        waiting_reason=str(waiting.get("reason", "")),
+        waiting_message=str(waiting.get("message", "")),
+        disruption=str(disruption.get("reason", "")) if disrupted else "",
+        disruption_message=str(disruption.get("message", "")) if disrupted else "",
+        evicted=str(status.get("message", "")) or "evicted" if status.get("reason") == "Evicted" else "",
+        node_lost=status.get("reason") == "NodeLost",
+        plan=_plan((meta.get("annotations") or {}).get(PLAN_ANNOTATION)),
+    )
+
+
+def _number(text: Any) -> int | None:
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else None
+
+
+def _containers(status: Object) -> list[Object]:
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def _container(status: Object, name: str) -> Object:
+    return next((c for c in _containers(status) if c.get("name") == name), {})
+
+
+def _waiting(status: Object) -> Object:
+    """The first container that waits for another reason than its turn."""
+    states = ((c.get("state") or {}).get("waiting") or {} for c in _containers(status))
+    return next((w for w in states if w.get("reason", "") not in QUIET_WAITS), {})
+
+
+def _end(terminated: Object | None) -> ContainerEnd | None:
+    if terminated is None:
+        return None
+    message = str(terminated.get("message", ""))
+    return ContainerEnd(
+        exit_code=int(terminated.get("exitCode", 0)),
+        reason=str(terminated.get("reason", "")),
+        message=message[:2048],
+        signal=int(terminated.get("signal") or 0),
+        outcome=_outcome(message),
+    )
+
+
+def _outcome(message: str) -> Outcome | None:
+    """The launcher's outcome in a termination message, which the user's own code may have written over."""
+    try:
+        return Outcome.model_validate(json.loads(message))
+    except (ValueError, ValidationError):
+        return None
+
+
+def _plan(text: str | None) -> Plan | None:
+    try:
+        return Plan.model_validate_json(text) if text else None
+    except ValidationError:
+        return None

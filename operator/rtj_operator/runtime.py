@@ -1,0 +1,132 @@
+"""The running process: watches feed the queue, workers reconcile, a slow resync looks at every job, a server tells.
+
+Everything here may be killed at any instruction and started again.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from rtj_operator.api.names import LABEL_JOB
+from rtj_operator.kube import RTJ, Kube, KubeError, Object
+from rtj_operator.metrics import OperatorMetrics
+from rtj_operator.observe import Graves
+from rtj_operator.queue import Key, KeyQueue
+from rtj_operator.reconcile import Reconciler, TryLater
+
+log = logging.getLogger(__name__)
+RESYNC_SECONDS = 60.0
+STALE_RESYNC_SECONDS = 300.0
+STUCK_QUEUE_SECONDS = 120.0
+
+
+@dataclass
+class Runtime:
+    """Queue, workers and resync of one process, on one event loop."""
+
+    kube: Kube
+    reconciler: Reconciler
+    graves: Graves
+    metrics: OperatorMetrics
+    namespaces: Sequence[str] = ()
+    """Empty: the whole cluster."""
+    workers: int = 8
+    queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
+    _resynced: float = field(default_factory=time.monotonic)
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self.workers):
+                tasks.create_task(self._work(), name=f"worker-{number}")
+            tasks.create_task(self._resync(), name="resync")
+
+    def job_changed(self, kind: str, job: Object) -> None:
+        """A watch event of a job, from any thread."""
+        self._enqueue((job["metadata"]["namespace"], job["metadata"]["name"]))
+        log.debug("event %s of job %s", kind, job["metadata"]["name"])
+
+    def owned_changed(self, kind: str, owned: Object) -> None:
+        """A watch event of a Job or pod of ours, from any thread. The last body of a deleted pod is kept (O9)."""
+        meta = owned["metadata"]
+        name = (meta.get("labels") or {}).get(LABEL_JOB)
+        if name is None:
+            return
+        if kind == "DELETED" and "nodeName" in owned.get("spec", {}) and self._loop is not None:
+            self._loop.call_soon_threadsafe(self.graves.bury, owned)
+        self._enqueue((meta["namespace"], name))
+
+    def health(self) -> tuple[bool, str]:
+        """Whether resync and workers go on, and a sentence."""
+        synced, age = time.monotonic() - self._resynced, self.queue.age()
+        fine = synced < STALE_RESYNC_SECONDS and age < STUCK_QUEUE_SECONDS
+        return (
+            fine,
+            f"last resync {synced:.0f} s ago, oldest due job waits {age:.1f} s, {len(self.queue)} due",
+        )
+
+    def _enqueue(self, key: Key) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.queue.add, key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            started, result = time.monotonic(), "ok"
+            try:
+                self.queue.done(key, await self.reconciler.reconcile(key))
+            except TryLater as exc:
+                result = "retry"
+                log.warning("%s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
+            except (
+                Exception
+            ):  # a bug must not stop the other jobs: logged, counted, tried again with a growing wait
+                result = "error"
+                log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
+            self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - started)
+
+    async def _resync(self) -> None:
+        """Every job once a minute, whatever the watches say or do not say."""
+        while True:
+            try:
+                for namespace in self.namespaces or (None,):
+                    for job in await self.kube.list(RTJ, namespace):
+                        self.queue.add_after(
+                            (job["metadata"]["namespace"], job["metadata"]["name"]), random.uniform(0, 5)
+                        )
+                self._resynced = time.monotonic()
+            except KubeError as exc:
+                log.warning("resync: %s", exc)
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))
+
+
+async def serve(runtime: Runtime, port: int) -> web.AppRunner:
+    """/healthz and /metrics. Liveness = the workers and the resync go on; not that a port is open."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        fine, text = runtime.health()
+        return web.Response(text=text + "\n", status=200 if fine else 503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        runtime.metrics.queue_depth.set(len(runtime.queue))
+        runtime.metrics.queue_age_seconds.set(runtime.queue.age())
+        body = generate_latest(runtime.metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", healthz)
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None, port).start()
+    return runner
