@@ -141,7 +141,7 @@ def test_the_trainers_memory_is_raised_by_a_memory_volume_and_the_pod_stays_guar
     trainer = container(job, "trainer")["resources"]
     assert (trainer["limits"]["memory"], trainer["requests"]["memory"]) == ("264Gi", "264Gi")
     sidecar = container(job, "rtj-sidecar")["resources"]
-    assert sidecar["requests"] == sidecar["limits"] == {"cpu": "250m", "memory": "66048Mi"}
+    assert sidecar["requests"] == sidecar["limits"] == {"cpu": "1", "memory": "66048Mi"}
 
 
 def test_on_disk_nothing_is_raised(raw_job: Raw) -> None:

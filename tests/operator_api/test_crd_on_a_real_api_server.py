@@ -1,0 +1,298 @@
+"""The definition on a real API server: it is accepted, its rules fire, old objects stay writable."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rtj_operator import crd
+from rtj_operator.api import parse_job
+from rtj_operator.api.effective import OperatorDefaults, effective
+from rtj_operator.pods import Placement, PodSettings, build_job, selector
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).resolve().parents[2]
+Raw = Callable[[str], dict[str, Any]]
+Change = Callable[[dict[str, Any]], None]
+
+
+def kubectl(*args: str, given: object = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`kubectl` of the local cluster; `given` goes in as JSON on stdin."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "hack" / "cluster"), "kubectl", *args],
+        input=json.dumps(given) if given is not None else None,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def apply_definition(definition: dict[str, Any]) -> None:
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=definition)
+    for condition in ("Established", "NamesAccepted"):
+        kubectl(
+            "wait", f"--for=condition={condition}", f"crd/{definition['metadata']['name']}", "--timeout=30s"
+        )
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    """A namespace of its own on the local cluster, with the definition in place."""
+    up = [sys.executable, str(ROOT / "hack" / "cluster"), "up"]
+    started = subprocess.run(up, capture_output=True, text=True, check=False, timeout=900)
+    assert started.returncode == 0, started.stdout + started.stderr
+    apply_definition(crd.definition())
+    name = f"rtj-api-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false", check=False)
+
+
+def refusal(namespace: str, raw: dict[str, Any]) -> str:
+    """What the API server says to a new object; empty when it is accepted. Nothing is stored."""
+    done = kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", given=raw, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def set_at(*path: str | int, value: object) -> Change:
+    """A change of one field."""
+
+    def change(raw: dict[str, Any]) -> None:
+        at: Any = raw
+        for key in path[:-1]:
+            at = at.setdefault(key, {}) if isinstance(at, dict) else at[key]
+        at[path[-1]] = value
+
+    return change
+
+
+STORE = ("spec", "checkpoint", "store")
+REFUSED: dict[str, tuple[Change, str]] = {
+    "min above max": (
+        set_at("spec", "elastic", value={"minNodes": 5, "maxNodes": 4}),
+        "elastic.minNodes 5 is above",
+    ),
+    "nodes below min": (set_at("spec", "nodes", value=1), "nodes 1 is below elastic.minNodes 2"),
+    "nodes above max": (
+        set_at("spec", "elastic", "maxNodes", value=3),
+        "nodes 4 is above elastic.maxNodes 3: lower nodes or raise maxNodes",
+    ),
+    "nodes not among sizes": (
+        set_at("spec", "elastic", "sizes", value=[2, 3]),
+        "nodes 4 is none of elastic.sizes",
+    ),
+    "a size out of range": (
+        set_at("spec", "elastic", "sizes", value=[1, 4]),
+        "every entry of elastic.sizes must",
+    ),
+    "no trainer": (
+        set_at("spec", "template", "spec", "containers", 0, "name", value="main"),
+        "must hold a container named trainer",
+    ),
+    "name too long": (set_at("metadata", "name", value="a" * 46), "must not be longer than 45 characters"),
+    "name starts with a digit": (set_at("metadata", "name", value="7b"), "must start with a letter"),
+    "name with a dot": (set_at("metadata", "name", value="a.b"), "lower-case letters, digits and '-'"),
+    "no batch": (lambda raw: raw["spec"].pop("batch"), "spec.batch: Required value"),
+    "batch of 0": (set_at("spec", "batch", "globalBatchSize", value=0), "greater than or equal to 1"),
+    "file store": (set_at(*STORE, "url", value="file:///ckpt"), "store.url must be s3://bucket"),
+    "store with dots up": (set_at(*STORE, "url", value="s3://ckpt/a?b"), "store.url must be s3://bucket"),
+    "endpoint with a path": (
+        set_at(*STORE, "endpoint", value="http://h/p"),
+        "store.endpoint must be http(s)://host",
+    ),
+    "run id that leaves the prefix": (
+        set_at("spec", "checkpoint", "runId", value="../x"),
+        "spec.checkpoint.runId",
+    ),
+    "nothing ever saved": (
+        lambda raw: raw["spec"]["checkpoint"].update(intervalSteps=0, intervalSeconds=0),
+        "nothing would ever be saved",
+    ),
+    "adopt and fork": (
+        lambda raw: raw["spec"]["checkpoint"].update(adopt=True, resumeFrom={"runId": "x"}),
+        "exclude each other",
+    ),
+    "keepLast of 1": (
+        set_at("spec", "checkpoint", "retention", value={"keepLast": 1}),
+        "greater than or equal to 2",
+    ),
+    "staging of nothing": (
+        set_at("spec", "checkpoint", "staging", value={"size": "0"}),
+        "must be a quantity above 0",
+    ),
+    "staging that is no quantity": (
+        set_at("spec", "checkpoint", "staging", value={"size": "64 gigs"}),
+        "must be a quantity above 0",
+    ),
+    "tolerance as a float": (set_at("spec", "verification", value={"lossTolerance": 0.05}), "lossTolerance"),
+    "unknown policy": (
+        set_at("spec", "checkpoint", "whenBusy", value="Drop"),
+        'supported values: "Skip", "Wait"',
+    ),
+    "a typo": (set_at("spec", "chekpoint", value={}), 'unknown field "spec.chekpoint"'),
+    "a matrix that is no number": (
+        set_at("spec", "resumeCompatibility", value=[{"from": {"dp": "x"}, "to": {}, "status": "verified"}]),
+        "must be a number of at least 1, or '*' for any",
+    ),
+    "backoff above its maximum": (
+        set_at("spec", "restart", value={"backoffSeconds": 9, "maxBackoffSeconds": 3}),
+        "restart.backoffSeconds must not be above",
+    ),
+    "a restart rule about nothing": (
+        set_at("spec", "restart", value={"rules": [{"action": "Fail"}]}),
+        "a restart rule needs causes, exitCodes or both",
+    ),
+}
+
+
+def test_the_smallest_job_and_the_fullest_one_are_accepted(namespace: str, raw_job: Raw) -> None:
+    for name in ("smallest", "full"):
+        raw = raw_job(name)
+        raw["metadata"] = {"name": raw["metadata"]["name"]}
+        assert refusal(namespace, raw) == ""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_spec_is_refused_with_its_sentence(namespace: str, raw_job: Raw, case: str) -> None:
+    change, sentence = REFUSED[case]
+    raw = raw_job("smallest")
+    change(raw)
+    assert sentence in refusal(namespace, raw)
+
+
+def test_what_must_not_change_does_not_and_scaling_keeps_within_its_limits(
+    namespace: str, raw_job: Raw
+) -> None:
+    kubectl("create", "-n", namespace, "-f", "-", given=raw_job("smallest"))
+    frozen = (
+        ('{"spec":{"checkpoint":{"runId":"other"}}}', "checkpoint.runId cannot change"),
+        ('{"spec":{"checkpoint":{"store":{"url":"s3://ckpt/b"}}}}', "store.url cannot change"),
+        ('{"spec":{"managedBy":"example.com/x"}}', "managedBy cannot change"),
+    )
+    for patch, sentence in frozen:
+        done = kubectl("patch", "-n", namespace, "rtj/sft", "--type=merge", "-p", patch, check=False)
+        assert sentence in done.stderr
+    assert (
+        "nodes 1 is below" in kubectl("scale", "-n", namespace, "rtj/sft", "--replicas=1", check=False).stderr
+    )
+    kubectl("scale", "-n", namespace, "rtj/sft", "--replicas=2")
+    stored = json.loads(kubectl("get", "-n", namespace, "rtj", "sft", "-o", "json").stdout)
+    assert stored["spec"]["nodes"] == 2
+    assert stored["spec"]["checkpoint"] == {"store": {"url": "s3://ckpt/team-a"}}, (
+        "no default was written into it"
+    )
+    assert parse_job(stored).metadata.uid == stored["metadata"]["uid"]
+
+
+def test_the_status_is_shown_in_columns_and_scale(namespace: str, raw_job: Raw) -> None:
+    raw = raw_job("smallest")
+    raw["metadata"]["name"] = "shown"
+    kubectl("create", "-n", namespace, "-f", "-", given=raw)
+    status = {
+        "phase": "Running",
+        "reason": "RanksTraining",
+        "nodes": 4,
+        "selector": "a=b",
+        "plan": {"mesh": "dp32xtp1xpp1"},
+        "progress": {"step": 1234, "samples": 9, "loss": "2.25"},
+        "lastCommitted": {"step": 1000, "time": "2020-01-01T00:00:00Z"},
+        "recoveryPoint": {"summary": "234 steps/35s"},
+        "counters": {"attempts": 2},
+    }
+    patch = json.dumps({"status": status})
+    kubectl("patch", "-n", namespace, "rtj/shown", "--subresource=status", "--type=merge", "-p", patch)
+    header, row = kubectl("get", "-n", namespace, "rtj", "shown", "-o", "wide").stdout.splitlines()
+    assert header.split() == ["NAME", *(column[0].upper() for column in crd.COLUMNS)]
+    for shown in ("Running", "4", "dp32xtp1xpp1", "1234", "234", "steps/35s", "2", "RanksTraining", "2.25"):
+        assert shown in row.split()
+    scale = kubectl("get", "-n", namespace, "rtj", "shown", "--subresource=scale", "-o", "json").stdout
+    assert json.loads(scale)["status"] == {"replicas": 4, "selector": "a=b"}
+
+
+def test_an_old_object_stays_writable_under_a_tightened_definition(namespace: str, raw_job: Raw) -> None:
+    """O14: rules beside their field are ratcheted, so status, labels and suspend of an old object still go through.
+
+    Tried on a copy of the definition in a group of its own, since the definition is the whole cluster's.
+    """
+    group = f"g{uuid.uuid4().hex[:8]}.example.com"
+    definition = copy.deepcopy(crd.definition())
+    definition["metadata"]["name"] = f"{crd.names.PLURAL}.{group}"
+    definition["spec"]["group"] = group
+    del definition["spec"]["names"]["shortNames"], definition["spec"]["names"]["categories"]
+    raw = {**raw_job("smallest"), "apiVersion": f"{group}/{crd.names.VERSION}"}
+    old = f"{crd.names.PLURAL}.{group}/sft"
+    try:
+        apply_definition(definition)
+        kubectl("create", "-n", namespace, "-f", "-", given=raw)
+        properties = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"][
+            "properties"
+        ]
+        properties["batch"]["properties"]["globalBatchSize"]["maximum"] = 100
+        rule = {"rule": "has(self.region)", "message": "a region is needed since v2"}
+        properties["checkpoint"]["properties"]["store"]["x-kubernetes-validations"] = [rule]
+        apply_definition(definition)
+        fresh = {**raw, "metadata": {"name": "fresh"}}
+        assert "a region is needed since v2" in _until_refused(namespace, fresh)
+        kubectl("label", "-n", namespace, old, "x=y")
+        kubectl("patch", "-n", namespace, old, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        status = '{"status":{"phase":"Suspended"}}'
+        kubectl("patch", "-n", namespace, old, "--subresource=status", "--type=merge", "-p", status)
+    finally:
+        kubectl("delete", "crd", definition["metadata"]["name"], "--wait=false", check=False)
+
+
+def _until_refused(namespace: str, raw: dict[str, Any]) -> str:
+    """A changed definition takes a moment to be served; each try is a round trip of its own."""
+    for _ in range(60):
+        said = refusal(namespace, raw)
+        if said:
+            return said
+    raise AssertionError("the changed definition was never served")
+
+
+def test_explain_reads_as_a_person_would_like_it(namespace: str) -> None:
+    text = kubectl("explain", "rtj.spec.checkpoint").stdout
+    assert "intervalSteps" in text
+    assert "Save every so many steps. 0: off. Default: 500." in text
+    assert "enum: Skip, Wait" in text
+
+
+@pytest.mark.parametrize("name", ["smallest", "full"])
+def test_the_job_of_a_placement_is_accepted_with_every_field_known(
+    namespace: str, raw_job: Raw, name: str
+) -> None:
+    raw = raw_job(name)
+    raw["metadata"].update(uid=str(uuid.uuid4()), namespace=namespace)
+    job = parse_job(raw)
+    built = build_job(
+        job,
+        effective(job, OperatorDefaults()),
+        Placement(0, 2, avoid_nodes=("gone",)),
+        PodSettings("sidecar:1"),
+    )
+    done = kubectl("create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-", given=built)
+    accepted = json.loads(done.stdout)
+    assert accepted["spec"]["completionMode"] == "Indexed"
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**built["spec"]["template"]["metadata"], "name": "probe", "namespace": namespace},
+        "spec": {
+            k: v
+            for k, v in built["spec"]["template"]["spec"].items()
+            if k not in ("serviceAccountName", "priorityClassName")
+        },
+    }
+    kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=pod)
+    assert selector(job).startswith("resumabletraining.io/job=")
