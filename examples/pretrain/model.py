@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Block(nn.Module):
@@ -20,8 +19,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, time, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, time, width))
         return x + self.mlp(self.norm2(x))
 

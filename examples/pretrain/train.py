@@ -34,7 +34,9 @@ def main() -> None:
     mesh = Session.mesh_from_env()  # rtj: as many ranks as there are this time
     device = mesh.device_type
     torch.manual_seed(args.seed)
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if device == "cuda" else MixedPrecisionPolicy()
+    precision = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16) if device == "cuda" else MixedPrecisionPolicy()
+    )
     model = ByteTransformer(args.width, args.layers, context=args.context).to(device)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)
@@ -56,7 +58,7 @@ def main() -> None:
             loss.backward()
             if session.micro_end(loss):  # rtj
                 continue  # rtj
-            norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip).full_tensor()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
