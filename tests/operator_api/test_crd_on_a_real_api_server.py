@@ -296,3 +296,32 @@ def test_the_job_of_a_placement_is_accepted_with_every_field_known(
     }
     kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=pod)
     assert selector(job).startswith("resumabletraining.io/job=")
+
+
+def test_a_pod_passes_the_restricted_standard_when_the_template_does(namespace: str, raw_job: Raw) -> None:
+    """O25: the sidecar's part is filled in; the API server names what the trainer lacks."""
+    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    raw = raw_job("smallest")
+    raw["metadata"].update(uid=str(uuid.uuid4()), namespace=namespace)
+    without = _try_pod(raw, namespace)
+    assert 'container "trainer" must set securityContext' in without
+    assert "rtj-sidecar" not in without
+    context = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    raw["spec"]["template"]["spec"]["containers"][0]["securityContext"] = context
+    assert _try_pod(raw, namespace) == ""
+    kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce-")
+
+
+def _try_pod(raw: dict[str, Any], namespace: str) -> str:
+    job = parse_job(raw)
+    built = build_job(job, effective(job, OperatorDefaults()), Placement(0, 2), PodSettings("sidecar:1"))
+    template = built["spec"]["template"]
+    metadata = {**template["metadata"], "name": "probe", "namespace": namespace}
+    return refusal(
+        namespace, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    )
