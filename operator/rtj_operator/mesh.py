@@ -111,16 +111,15 @@ def plan(
     `saved` is the topology of the restore point; None: nothing to resume. Callers that want no more than the nodes
     asked for pass min(available, spec.nodes).
     """
-    if nodes_available < spec.min_nodes:
-        return _too_few(spec, nodes_available, saved, matrix)
-    refusals: list[Refusal] = []
-    for size in reversed([n for n in spec.allowed_sizes if n <= nodes_available]):
-        found = plan_size(spec, size, saved, matrix)
-        if isinstance(found, Topology):
-            idle = min(nodes_available, spec.max_nodes) - size
-            return MeshPlan(found, idle, _idle_note(size, idle, refusals))
-        refusals.append(found)
-    return _refuse_all(spec, nodes_available, refusals, saved, matrix)
+    works = workable_sizes(spec, saved, matrix)
+    usable = [n for n in works if n <= nodes_available]
+    if not usable:
+        return _no_size(spec, nodes_available, works, saved, matrix)
+    size = usable[-1]
+    topology = _best(spec, size, saved, matrix)
+    assert isinstance(topology, Topology)
+    idle = min(nodes_available, spec.max_nodes) - size
+    return MeshPlan(topology, idle, _idle_note(spec, size, idle, works, saved, matrix) if idle else "")
 
 
 def plan_size(
@@ -130,19 +129,37 @@ def plan_size(
     matrix: Sequence[CompatibilityEntry] = (),
 ) -> Topology | Refusal:
     """The plan on exactly `size` nodes, or why there is none, with the sizes next to it that work."""
+    return _plan_size(spec, size, workable_sizes(spec, saved, matrix), saved, matrix)
+
+
+def _plan_size(
+    spec: MeshSpec,
+    size: int,
+    works: Sequence[int],
+    saved: Topology | None,
+    matrix: Sequence[CompatibilityEntry],
+) -> Topology | Refusal:
+    """`plan_size`, given all sizes that work."""
+    nearest = _nearest(works, size)
     if size not in spec.allowed_sizes:
         allowed = f"one of {_list(spec.sizes)}" if spec.sizes else f"{spec.min_nodes} to {spec.max_nodes}"
         sentence = f"{_nodes(size)} is not a size that may be used: elastic allows {allowed}"
-        return Refusal(RefusalReason.SIZE_NOT_ALLOWED, sentence, _nearest(spec, size, saved, matrix))
-    refusal: Refusal | None = None
-    for tp, pp in ((spec.tp, spec.pp), *spec.alternatives):
-        found = _arrange(spec, size, tp, pp, saved, matrix)
-        if isinstance(found, Topology):
-            return found
-        refusal = refusal or found
-    assert refusal is not None
-    nearest = _nearest(spec, size, saved, matrix)
-    return Refusal(refusal.reason, f"{refusal.sentence}; {_nearest_words(nearest)}", nearest)
+        return Refusal(RefusalReason.SIZE_NOT_ALLOWED, sentence, nearest)
+    found = _best(spec, size, saved, matrix)
+    if isinstance(found, Topology):
+        return found
+    return Refusal(found.reason, f"{found.sentence}; {_nearest_words(nearest)}", nearest)
+
+
+def _best(
+    spec: MeshSpec, size: int, saved: Topology | None, matrix: Sequence[CompatibilityEntry]
+) -> Topology | Refusal:
+    """The first tp/pp that works at this size; the first choice's refusal speaks for all."""
+    found = _arrange(spec, size, spec.tp, spec.pp, saved, matrix)
+    if isinstance(found, Topology):
+        return found
+    others = (_arrange(spec, size, tp, pp, saved, matrix) for tp, pp in spec.alternatives)
+    return next((other for other in others if isinstance(other, Topology)), found)
 
 
 def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] = ()) -> Refusal | None:
@@ -224,58 +241,52 @@ def workable_sizes(
     spec: MeshSpec, saved: Topology | None = None, matrix: Sequence[CompatibilityEntry] = ()
 ) -> tuple[int, ...]:
     """All sizes with a plan, ascending."""
-    choices = ((spec.tp, spec.pp), *spec.alternatives)
-    return tuple(
-        n
-        for n in spec.allowed_sizes
-        if any(isinstance(_arrange(spec, n, tp, pp, saved, matrix), Topology) for tp, pp in choices)
-    )
+    return tuple(n for n in spec.allowed_sizes if isinstance(_best(spec, n, saved, matrix), Topology))
 
 
 def plan_table(
     spec: MeshSpec, saved: Topology | None = None, matrix: Sequence[CompatibilityEntry] = ()
 ) -> list[tuple[int, Topology | Refusal]]:
     """(size, plan or refusal) for every size from min_nodes to max_nodes: what `rtj plan` prints."""
-    return [(n, plan_size(spec, n, saved, matrix)) for n in range(spec.min_nodes, spec.max_nodes + 1)]
-
-
-def _nearest(
-    spec: MeshSpec, size: int, saved: Topology | None, matrix: Sequence[CompatibilityEntry]
-) -> tuple[int, ...]:
     works = workable_sizes(spec, saved, matrix)
+    sizes = range(spec.min_nodes, spec.max_nodes + 1)
+    return [(n, _plan_size(spec, n, works, saved, matrix)) for n in sizes]
+
+
+def _nearest(works: Sequence[int], size: int) -> tuple[int, ...]:
     below, above = [n for n in works if n < size], [n for n in works if n > size]
     return (*below[-1:], *above[:1])
 
 
-def _too_few(
-    spec: MeshSpec, available: int, saved: Topology | None, matrix: Sequence[CompatibilityEntry]
-) -> Refusal:
-    nearest = _nearest(spec, available, saved, matrix)
-    sentence = (
-        f"{_nodes(available)} can be had, but at least {spec.min_nodes} are needed; {_nearest_words(nearest)}"
-    )
-    return Refusal(RefusalReason.TOO_FEW_NODES, sentence, nearest)
-
-
-def _refuse_all(
+def _no_size(
     spec: MeshSpec,
     available: int,
-    refusals: Sequence[Refusal],
+    works: Sequence[int],
     saved: Topology | None,
     matrix: Sequence[CompatibilityEntry],
 ) -> Refusal:
     """No size up to `available` works: the largest one's reason speaks for all."""
-    nearest = _nearest(spec, available, saved, matrix)
-    if refusals:
-        return Refusal(refusals[0].reason, refusals[0].sentence, nearest)
-    sentence = f"no size that may be used has {_nodes(available)} or fewer; {_nearest_words(nearest)}"
+    allowed = [n for n in spec.allowed_sizes if n <= available]
+    if allowed:
+        found = _plan_size(spec, allowed[-1], works, saved, matrix)
+        assert isinstance(found, Refusal)
+        return found
+    nearest, needed = _nearest(works, available), min(spec.allowed_sizes, default=spec.min_nodes)
+    sentence = f"{_nodes(available)} can be had, but at least {needed} are needed; {_nearest_words(nearest)}"
     return Refusal(RefusalReason.TOO_FEW_NODES, sentence, nearest)
 
 
-def _idle_note(size: int, idle: int, refusals: Sequence[Refusal]) -> str:
-    if not idle:
-        return ""
-    why = f": {refusals[0].sentence}" if refusals else ""
+def _idle_note(
+    spec: MeshSpec,
+    size: int,
+    idle: int,
+    works: Sequence[int],
+    saved: Topology | None,
+    matrix: Sequence[CompatibilityEntry],
+) -> str:
+    """Which nodes stay idle, and why the largest size that would use more of them does not work."""
+    wanted = _plan_size(spec, size + idle, works, saved, matrix)
+    why = f": {wanted.sentence}" if isinstance(wanted, Refusal) else ""
     return f"{_nodes(size)} used, {_nodes(idle)} idle{why}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -83,7 +84,9 @@ def test_a_plan_uses_its_ranks_and_its_batch_exactly(data: st.DataObject) -> Non
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_the_same_question_gets_the_same_answer_and_more_nodes_never_a_smaller_plan(data: st.DataObject) -> None:
+def test_the_same_question_gets_the_same_answer_and_more_nodes_never_a_smaller_plan(
+    data: st.DataObject,
+) -> None:
     spec = data.draw(specs())
     saved = data.draw(restores(spec))
     last = 0
@@ -119,7 +122,9 @@ def test_a_refusal_names_sizes_that_do_work(data: st.DataObject) -> None:
 @given(st.integers(1, 5000), st.integers(1, 5000))
 @settings(max_examples=200, deadline=None)
 def test_the_largest_divisor_is_found(number: int, limit: int) -> None:
-    assert largest_divisor(number, limit) == max(d for d in range(1, number + 1) if number % d == 0 and d <= limit)
+    assert largest_divisor(number, limit) == max(
+        d for d in range(1, number + 1) if number % d == 0 and d <= limit
+    )
 
 
 def test_64_to_48_gpus_resumes_when_the_batch_divides_by_both() -> None:
@@ -164,7 +169,9 @@ def test_the_micro_batch_defaults_to_that_at_the_wanted_size_so_that_no_size_nee
 def test_dp_alone_may_change_unless_an_entry_blocks_it() -> None:
     wide, narrow = Mesh(dp=8, tp=8, zero=1), Mesh(dp=6, tp=8, zero=1)
     assert transition(wide, narrow) is None
-    blocked = entry({"dp": 8, "tp": 8, "zero": 1}, {"dp": 6, "tp": 8, "zero": 1}, "blocked_until_drill_passes")
+    blocked = entry(
+        {"dp": 8, "tp": 8, "zero": 1}, {"dp": 6, "tp": 8, "zero": 1}, "blocked_until_drill_passes"
+    )
     refused = transition(wide, narrow, [blocked])
     assert refused is not None
     assert refused.reason == RefusalReason.TRANSITION_BLOCKED
@@ -223,3 +230,13 @@ def test_too_few_nodes_says_how_many_are_needed() -> None:
     assert isinstance(found, Refusal)
     assert found.reason == RefusalReason.TOO_FEW_NODES
     assert found.sentence == "1 node can be had, but at least 2 are needed; the nearest sizes that work: 2"
+
+
+def test_the_largest_spec_is_planned_at_once_even_when_nothing_works() -> None:
+    """A spec is the user's: no size of it may hold up the operator."""
+    hopeless = MeshSpec(nodes=4096, ranks_per_node=8, global_batch=7, min_nodes=1, max_nodes=4096, tp=3)
+    began = time.perf_counter()
+    found = plan(hopeless, 4096)
+    assert time.perf_counter() - began < 2
+    assert isinstance(found, Refusal)
+    assert found.sentence.endswith("no size works")

@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         set_at("spec", "checkpoint", "whenBusy", value="Drop"),
         'supported values: "Skip", "Wait"',
     ),
-    "a typo": (set_at("spec", "chekpoint", value={}), 'unknown field "spec.chekpoint"'),
+    "a typo": (set_at("spec", "checkpoints", value={}), 'unknown field "spec.checkpoints"'),
     "a matrix that is no number": (
         set_at("spec", "resumeCompatibility", value=[{"from": {"dp": "x"}, "to": {}, "status": "verified"}]),
         "must be a number of at least 1, or '*' for any",

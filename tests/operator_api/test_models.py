@@ -64,12 +64,12 @@ def test_a_job_survives_the_way_to_json_and_back(raw_job: Raw) -> None:
 
 def test_unknown_fields_are_kept_and_named_wherever_they_are(raw_job: Raw) -> None:
     raw = raw_job("full")
-    raw["spec"]["chekpoint"] = {}
+    raw["spec"]["checkpoints"] = {}
     raw["spec"]["checkpoint"]["store"]["bucket"] = "b"
     raw["spec"]["resumeCompatibility"][1]["to"]["ep"] = 2
     job = parse_job(raw)
     assert unknown_fields(job.spec, "spec") == [
-        "spec.chekpoint",
+        "spec.checkpoints",
         "spec.resumeCompatibility[1].to.ep",
         "spec.checkpoint.store.bucket",
     ]
