@@ -20,7 +20,7 @@ def pack(
 ) -> None:
     """Write `archive`, an image of one layer with the files of `root`; `keep` may drop or change members."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    layer = archive.with_suffix(".layer")
+    layer = archive.with_suffix(f".{os.getpid()}.layer")
     with tarfile.open(layer, "w") as members:
         members.add(root, arcname=".", filter=keep)
     with layer.open("rb") as stream:
@@ -28,7 +28,7 @@ def pack(
     described = json.dumps(_description(config, digest))
     name = hashlib.sha256(described.encode()).hexdigest() + ".json"
     manifest = json.dumps([{"Config": name, "RepoTags": [reference], "Layers": ["layer.tar"]}])
-    draft = archive.with_suffix(".draft")
+    draft = archive.with_suffix(f".{os.getpid()}.draft")
     with tarfile.open(draft, "w") as members:
         _add(members, name, described)
         members.add(layer, arcname="layer.tar")

@@ -8,6 +8,7 @@ variables) is handed to a build as mounts and is not part of any image.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -100,7 +101,6 @@ def _keep_in_base(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 def build(settings: Settings, wanted: Build) -> Path:
     """Build one image and write its docker archive below the cache; returns the archive."""
-    _ensure_base(settings)
     argv = [*_buildah(settings), "build", "--isolation=chroot", "--layers", "--pull-never"]
     argv += [
         f"--build-arg=BASE_IMAGE={BASE_IMAGE_ALIAS}",
@@ -108,12 +108,22 @@ def build(settings: Settings, wanted: Build) -> Path:
         f"--file={wanted.dockerfile}",
     ]
     argv += [f"--target={wanted.target}"] if wanted.target else []
-    try:
-        with _host_settings() as mounts:
+    with _only_builder(settings), _host_settings() as mounts:
+        _ensure_base(settings)
+        try:
             stream([*argv, *mounts, str(wanted.context)])
-    finally:
-        _tidy_store(settings)
-    return _export(settings, wanted.tag)
+        finally:
+            _tidy_store(settings)
+        return _export(settings, wanted.tag)
+
+
+@contextmanager
+def _only_builder(settings: Settings) -> Iterator[None]:
+    """One build at a time: the tidying after one would take away the working containers of another."""
+    settings.cache.mkdir(parents=True, exist_ok=True)
+    with (settings.cache / "buildah.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _tidy_store(settings: Settings) -> None:
