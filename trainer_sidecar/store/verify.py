@@ -58,9 +58,9 @@ def verify_ingest(store: Store, keys: RunKeys, point: RestorePoint, *, parallel:
     manifest = read_manifest(store, keys, point)
     expected = objects_of(keys, manifest)
     with ThreadPoolExecutor(parallel, thread_name_prefix="rtj-verify") as pool:
-        for problem in pool.map(lambda e: _twice(lambda: _look(store, e)), expected):
+        for problem in pool.map(lambda e: seen_twice(lambda: _look(store, e)), expected):
             if problem is not None:
-                raise _bad(keys, point.checkpoint_id, problem)
+                raise bad_checkpoint(keys, point.checkpoint_id, problem)
     return manifest
 
 
@@ -80,9 +80,9 @@ def read_manifest(store: Store, keys: RunKeys, point: RestorePoint) -> ManifestF
             return Problem("bytes", key, _describe(point.manifest), _describe(found))
         return None
 
-    problem = _twice(look)
+    problem = seen_twice(look)
     if problem is not None:
-        raise _bad(keys, point.checkpoint_id, problem)
+        raise bad_checkpoint(keys, point.checkpoint_id, problem)
     return _parse(data, key, point.checkpoint_id)
 
 
@@ -140,7 +140,7 @@ def comparable(left: str | None, right: str | None) -> bool:
     return bool(left and right) and str(left).partition("-")[2] == str(right).partition("-")[2]
 
 
-def _twice(look: Callable[[], Problem | None]) -> Problem | None:
+def seen_twice(look: Callable[[], Problem | None]) -> Problem | None:
     """A problem only when it is seen twice (R24)."""
     return look() and look()
 
@@ -149,7 +149,8 @@ def _of(key: str, ref: ObjectRef) -> Expected:
     return Expected(key, ref.size, ref.sha256)
 
 
-def _bad(keys: RunKeys, checkpoint_id: str, problem: Problem) -> BadCheckpointError:
+def bad_checkpoint(keys: RunKeys, checkpoint_id: str, problem: Problem) -> BadCheckpointError:
+    """The error that a problem with one object makes of its checkpoint."""
     file = problem.key.removeprefix(keys.checkpoint(checkpoint_id))
     return BadCheckpointError(checkpoint_id, problem.fault, file, problem.expected, problem.found)
 

@@ -1,0 +1,118 @@
+"""Deep verification: every byte of a checkpoint is read and proven by its hash leaves (protocol R23).
+
+HEAD proves presence and ingest only; this is what finds a byte that a disk has flipped since. `rtj checkpoints verify
+--deep` and drills use it.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from trainer_sidecar.contract.checkpoint import ManifestFile, ManifestShard, leaf_hashes, tree_root
+from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
+from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
+from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
+from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
+
+_READ = 32 * LEAF_SIZE
+
+
+@dataclass(frozen=True)
+class _Piece:
+    key: str
+    offset: int
+    length: int
+    leaves: bytes
+
+
+def verify_bytes(
+    store: Store,
+    keys: RunKeys,
+    point: RestorePoint,
+    *,
+    parallel: int = 8,
+    progress: Callable[[int], None] = lambda _: None,
+) -> ManifestFile:
+    """Read and hash everything that `point`'s manifest names; `progress` gets the bytes of each piece as it is proven.
+
+    Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB.
+    """
+    manifest = read_manifest(store, keys, point)
+    with ThreadPoolExecutor(parallel, thread_name_prefix="rtj-deep") as pool:
+        documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
+        documents += [(keys.part(manifest.checkpoint_id, s.rank), s.part) for s in manifest.shards]
+        _raise_first(
+            keys, point, pool.map(lambda d: seen_twice(lambda: _look_document(store, *d)), documents)
+        )
+        pieces: list[_Piece] = []
+        for found in pool.map(lambda s: _pieces(store, keys, manifest, s), manifest.shards):
+            if isinstance(found, Problem):
+                raise bad_checkpoint(keys, point.checkpoint_id, found)
+            pieces += found
+
+        def prove(piece: _Piece) -> Problem | None:
+            problem = seen_twice(lambda: _look_piece(store, piece))
+            progress(piece.length)
+            return problem
+
+        _raise_first(keys, point, pool.map(prove, pieces))
+    return manifest
+
+
+def _raise_first(keys: RunKeys, point: RestorePoint, problems: Iterable[Problem | None]) -> None:
+    for problem in problems:
+        if problem is not None:
+            raise bad_checkpoint(keys, point.checkpoint_id, problem)
+
+
+def _look_document(store: Store, key: str, ref: ObjectRef) -> Problem | None:
+    try:
+        data = store.get(key)
+    except NotFoundError:
+        return Problem("missing", key, f"{ref.size} bytes", "nothing")
+    found = ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    if found == ref:
+        return None
+    return Problem(
+        "bytes", key, f"{ref.size} bytes, SHA-256 {ref.sha256}", f"{found.size} bytes, SHA-256 {found.sha256}"
+    )
+
+
+def _pieces(
+    store: Store, keys: RunKeys, manifest: ManifestFile, shard: ManifestShard
+) -> list[_Piece] | Problem:
+    """What to read of a shard, with the leaf digests that prove it; the leaf file is proven by digest and root."""
+    key = keys.leaves(manifest.checkpoint_id, shard.rank)
+    problem = seen_twice(lambda: _look_document(store, key, shard.leaves))
+    if problem is not None:
+        return problem
+    leaves = store.get(key)
+    try:
+        root = tree_root(shard.size, leaves)
+    except ValueError as exc:
+        return Problem("bytes", key, f"leaves of {shard.size} bytes", str(exc))
+    if root != shard.root:
+        return Problem("bytes", key, f"tree root {shard.root}", root)
+    name = keys.checkpoint(manifest.checkpoint_id) + shard.name
+    per_read = _READ // LEAF_SIZE * 32
+    return [
+        _Piece(name, offset, min(_READ, shard.size - offset), leaves[i * per_read : (i + 1) * per_read])
+        for i, offset in enumerate(range(0, shard.size, _READ))
+    ]
+
+
+def _look_piece(store: Store, piece: _Piece) -> Problem | None:
+    wish = (
+        f"the bytes of leaves {piece.offset // LEAF_SIZE} to {(piece.offset + piece.length - 1) // LEAF_SIZE}"
+    )
+    try:
+        found = leaf_hashes(store.get_range(piece.key, piece.offset, piece.length))
+    except NotFoundError:
+        return Problem("missing", piece.key, wish, "nothing")
+    except TruncatedError:
+        return Problem("bytes", piece.key, wish, "a shorter object")
+    if found == piece.leaves:
+        return None
+    leaf = next(i for i in range(0, len(found), 32) if found[i : i + 32] != piece.leaves[i : i + 32]) // 32
+    return Problem("bytes", piece.key, wish, f"other bytes in leaf {piece.offset // LEAF_SIZE + leaf}")
