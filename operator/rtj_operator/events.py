@@ -5,6 +5,7 @@ same transition twice, or an operator that was restarted in between, posts it on
 import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from rtj_operator.kube import EVENTS, FIELD_MANAGER, AlreadyExists, Kube, KubeEr
 
 log = logging.getLogger(__name__)
 MOST_NOTE = 1024
+MOST_REMEMBERED = 4096
 
 
 class EventPoster:
@@ -21,22 +23,31 @@ class EventPoster:
 
     def __init__(self, kube: Kube, instance: str) -> None:
         self._kube, self._instance = kube, instance
+        self._posted: OrderedDict[str, None] = OrderedDict()
 
     async def post(self, job: Object, events: Sequence[Event]) -> None:
         """Post all that have not been posted yet."""
+        meta = job["metadata"]
         for event in events:
-            meta = job["metadata"]
+            body = event_body(job, event, self._instance, time.time())
+            name = f"{meta['uid']}/{body['metadata']['name']}"
+            if name in self._posted:
+                continue
+            self._remember(name)
             log.info("%s/%s: %s: %s", meta["namespace"], meta["name"], event.reason, event.message)
             try:
-                await self._kube.create(
-                    EVENTS, meta["namespace"], event_body(job, event, self._instance, time.time())
-                )
+                await self._kube.create(EVENTS, meta["namespace"], body)
             except AlreadyExists:
                 continue
             except KubeError as exc:
                 log.warning(
                     "event %s of %s/%s not posted: %s", event.reason, meta["namespace"], meta["name"], exc
                 )
+
+    def _remember(self, name: str) -> None:
+        self._posted[name] = None
+        if len(self._posted) > MOST_REMEMBERED:
+            self._posted.popitem(last=False)
 
 
 def event_body(job: Object, event: Event, instance: str, now: float) -> Object:
