@@ -1,0 +1,52 @@
+{{- define "rtj.name" -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- define "rtj.labels" -}}
+app.kubernetes.io/name: rtj-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+{{- define "rtj.selector" -}}
+app.kubernetes.io/name: rtj-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+{{- define "rtj.image" -}}
+{{- .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion -}}
+{{- end -}}
+{{- /* Rules inside the namespaces of jobs. */ -}}
+{{- define "rtj.jobRules" -}}
+- apiGroups: [resumabletraining.io]
+  resources: [resumabletrainingjobs]
+  verbs: [get, list, watch, patch]
+- apiGroups: [resumabletraining.io]
+  resources: [resumabletrainingjobs/status]
+  verbs: [get, patch, update]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]   # create: only for server dry runs of a pod
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, list, watch, create, patch]
+{{- if .Values.store.readSecret }}
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [{{ .Values.store.secretName | quote }}]
+  verbs: [get]
+{{- end }}
+{{- end -}}
+{{- /* Rules for objects outside namespaces. */ -}}
+{{- define "rtj.clusterRules" -}}
+{{- if .Values.nodes.read }}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+{{- end }}
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [resumabletrainingjobs.resumabletraining.io]
+  verbs: [get]
+{{- end -}}
