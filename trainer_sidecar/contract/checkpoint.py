@@ -18,7 +18,7 @@ FORMAT_SCHEMA = 1
 
 
 class Tensors(Document):
-    """Global tensors, columnar: entry i of every list belongs to tensor i. `dtypes` are torch names without `torch.`."""
+    """Global tensors, columnar: entry i of every list is tensor i. `dtypes` are torch names without `torch.`."""
 
     names: list[str]
     dtypes: list[str]
@@ -112,7 +112,8 @@ class ShardHash(Document):
     root: str
     leaves: ObjectRef
     store_sha256: str = ""
-    """What the store says of the object after `create_large` (`expected_sha256`: hex or composite `<hex>-<parts>`, protocol
+    """What the store says of the object after `create_large` (`expected_sha256`: hex or composite `<hex>-<parts>`,
+    protocol
     G); empty when it was not computed: then ingest is judged by size alone."""
 
 
@@ -125,7 +126,10 @@ class Part(Document):
 
 
 class Index(Document):
-    """All slices of a checkpoint: tensor -> slices -> file, offset, length. `files[i]` is a shard name or `frozen/<sha256>`."""
+    """All slices of a checkpoint: tensor -> slices -> file, offset, length.
+
+    `files[i]` is a shard name or `frozen/<sha256>`.
+    """
 
     schema_: int = Field(default=FORMAT_SCHEMA, alias="schema")
     files: list[str]
@@ -141,7 +145,7 @@ class ManifestShard(ShardHash):
 
 
 class ManifestFile(Document):
-    """`manifest.json`: names every object of the checkpoint by size and digest. Written last but for the journal entry."""
+    """`manifest.json`: names every object of the checkpoint by size and digest; only the journal entry comes later."""
 
     schema_: int = Field(default=FORMAT_SCHEMA, alias="schema")
     checkpoint_id: str

@@ -115,6 +115,8 @@ class Manifest(_Entry):
 
 
 class Aborted(_Entry):
+    """A save that failed for good: its prefix holds no commit and never will (protocol R3)."""
+
     kind: Literal["Aborted"] = "Aborted"
     checkpoint_id: str
     save_id: str
@@ -122,6 +124,8 @@ class Aborted(_Entry):
 
 
 class Verified(_Entry):
+    """Evidence that a checkpoint was restored or re-read; opens matrix entries for its transition."""
+
     kind: Literal["Verified"] = "Verified"
     checkpoint_id: str
     sequence: int
@@ -133,6 +137,8 @@ class Verified(_Entry):
 
 
 class Quarantined(_Entry):
+    """Checkpoints that failed verification, with what was expected and found. Absorbs (protocol R21, R24)."""
+
     kind: Literal["Quarantined"] = "Quarantined"
     checkpoint_ids: list[str]
     fault: Literal["missing", "bytes", "state"]
@@ -143,6 +149,8 @@ class Quarantined(_Entry):
 
 
 class Reinstated(_Entry):
+    """A person takes a quarantine back."""
+
     kind: Literal["Reinstated"] = "Reinstated"
     checkpoint_id: str
     by: str
@@ -150,6 +158,8 @@ class Reinstated(_Entry):
 
 
 class Retired(_Entry):
+    """Checkpoints that retention gives up; journalled before their objects are deleted."""
+
     kind: Literal["Retired"] = "Retired"
     checkpoint_ids: list[str]
     reason: str
@@ -158,12 +168,16 @@ class Retired(_Entry):
 
 
 class Hold(_Entry):
+    """Keeps a checkpoint from retention: a fork's or a user's pin."""
+
     kind: Literal["Hold"] = "Hold"
     checkpoint_id: str
     holder: str
 
 
 class Released(_Entry):
+    """Ends a hold."""
+
     kind: Literal["Released"] = "Released"
     checkpoint_id: str
     holder: str

@@ -16,7 +16,7 @@ from trainer_sidecar.contract.status import SaveOutcome
 
 
 class Hello(Document):
-    """First message of a rank. Refused (`WrongEpoch`, `WrongContract`) when the sidecar serves another epoch or contract."""
+    """First message of a rank; `WrongEpoch` or `WrongContract` when the sidecar serves another epoch or contract."""
 
     op: Literal["Hello"] = "Hello"
     contract_version: int
@@ -43,6 +43,8 @@ class AskSave(Document):
 
 
 class SaveReply(Document):
+    """Answer to `AskSave`."""
+
     op: Literal["SaveReply"] = "SaveReply"
     save_id: str
     outcome: SaveOutcome
@@ -119,7 +121,7 @@ class SlicesReply(Document):
 
 
 class Fetch(Document):
-    """Make byte ranges of one file readable in its window: fetched once per pod, leaf hashes verified, then answered."""
+    """Make byte ranges of one file readable in its window: fetched once per pod, verified, then answered."""
 
     op: Literal["Fetch"] = "Fetch"
     file: int
@@ -128,6 +130,8 @@ class Fetch(Document):
 
 
 class Fetched(Document):
+    """The ranges are readable; `bytes_from_store` were fetched for this request."""
+
     op: Literal["Fetched"] = "Fetched"
     bytes_from_store: int
 
@@ -140,6 +144,8 @@ class AskRankState(Document):
 
 
 class RankStateReply(Document):
+    """Answer to `AskRankState`."""
+
     op: Literal["RankStateReply"] = "RankStateReply"
     rank_state: Any = None
 

@@ -48,6 +48,8 @@ class VerificationPolicy(Document):
 
 
 class Endpoint(Document):
+    """Address and port of a process."""
+
     address: str
     port: int = Field(ge=1, le=65535)
 

@@ -19,7 +19,7 @@ class Check(Document):
 
 
 class ResumeReport(Document):
-    """Result of restoring one checkpoint into one attempt. `verified` is None until the steps after it were compared."""
+    """Result of restoring a checkpoint into an attempt. `verified` is None until the steps after it were compared."""
 
     epoch: int
     attempt: int

@@ -1,4 +1,4 @@
-"""`/status` of a sidecar and the reports between sidecars. The operator and the coordinator treat both as hostile input."""
+"""`/status` of a sidecar and the reports between sidecars. Operator and coordinator treat both as hostile input."""
 
 from enum import StrEnum
 
@@ -121,6 +121,8 @@ class PeerReport(Document):
 
 
 class SaveOutcome(StrEnum):
+    """What became of a save."""
+
     IN_FLIGHT = "InFlight"
     COMMITTED = "Committed"
     FAILED = "Failed"

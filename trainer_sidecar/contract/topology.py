@@ -43,7 +43,8 @@ class Topology(Document):
     def _consistent(self) -> Self:
         if self.nodes * self.ranks_per_node != self.mesh.world_size:
             raise ValueError(
-                f"{self.nodes} nodes x {self.ranks_per_node} ranks is not the world size {self.mesh.world_size} of {self.mesh}"
+                f"{self.nodes} nodes x {self.ranks_per_node} ranks is not the world size {self.mesh.world_size} "
+                f"of {self.mesh}"
             )
         b = self.batch
         if self.mesh.dp * b.micro_batch_size * b.accumulation != b.global_batch_size:
