@@ -17,6 +17,8 @@ from hack.demo.settings import DemoError, Settings
 from hack.demo.watch import Seen, Watch
 from trainer_sidecar.contract.journal import Cause
 
+STEPS_BEHIND = 5
+"""More than the steps that a resume is compared on (verification.steps)."""
 START_SECONDS = 120
 RELAUNCH_SECONDS = 90
 NODE_LOSS_SECONDS = 150
@@ -82,12 +84,13 @@ class Scenario:
         self._console.say(f"committed: step {self._watch.seen.committed_step}")
 
     def _between_saves(self) -> None:
-        """Some steps behind the newest commit and no save in flight, so that a fault has steps to lose."""
+        """Some steps behind the newest commit and no save in flight: a fault has steps to lose, and the commit has the
+        witness of the steps after it that the resume is compared with."""
         self._watch.wait(
             "step between two saves",
             COMMIT_SECONDS,
             lambda seen: (
-                2 <= (seen.step - seen.committed_step) < self._settings.interval_steps
+                STEPS_BEHIND <= (seen.step - seen.committed_step) < self._settings.interval_steps
                 and not any(s.in_flight for s in seen.sidecars.values() if s.epoch == seen.running_epoch)
             ),
         )

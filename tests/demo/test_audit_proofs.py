@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_sidecar.audit.continuity import prove_learning_rates, prove_resumes
+from trainer_sidecar.audit.continuity import CHECKS, prove_learning_rates, prove_resumes
 from trainer_sidecar.audit.history import History, HistoryError, prove_fenced, surviving_history
 from trainer_sidecar.audit.journal import read_entries
 from trainer_sidecar.audit.ledger import LedgerError, Ledgers, read_ledger
@@ -245,26 +245,50 @@ def test_a_learning_rate_that_was_forgotten_is_found() -> None:
     assert not prove_learning_rates(history, Ledgers(forgotten), *control()).holds
 
 
-def report(epoch: int, checkpoint_id: str, passed: bool = True) -> ResumeReport:
+def report(epoch: int, checkpoint_id: str, *, failed: str = "", without: str = "") -> ResumeReport:
     return ResumeReport(
-        epoch=epoch, attempt=2, checkpoint_id=checkpoint_id, step=4, topology_from=DP4, topology_to=DP2,
-        checks=[
-            Check(name="step", passed=True, expected=4, found=4),
-            Check(name="lr", passed=passed, expected=1, found=2),
-        ],
+        epoch=epoch, attempt=2, checkpoint_id=checkpoint_id, step=4, topology_from=DP4, topology_to=DP2, verified=True,
+        checks=[Check(name=n, passed=n != failed, expected=1, found=2) for n in CHECKS if n != without],
     )  # fmt: skip
 
 
-def test_every_resume_of_the_surviving_history_needs_a_report_that_passed() -> None:
+@pytest.fixture
+def resumed() -> tuple[History, dict[int, str]]:
     history = surviving_history(interrupted_journal())
-    ids = {s.epoch: s.attempt.restore.checkpoint_id for s in history.stretches if s.attempt.restore}
+    return history, {s.epoch: s.attempt.restore.checkpoint_id for s in history.stretches if s.attempt.restore}
+
+
+def test_every_resume_of_the_surviving_history_needs_a_report_that_passed(
+    resumed: tuple[History, dict[int, str]],
+) -> None:
+    history, ids = resumed
     good = {epoch: report(epoch, checkpoint) for epoch, checkpoint in ids.items()}
-    assert prove_resumes(history, good).numbers == {"resumes": 2, "checks": 4}
+    assert prove_resumes(history, good).numbers == {"resumes": 2, "checks": 18}
+    assert prove_resumes(history, good).holds
     assert "no resume report" in str(prove_resumes(history, {4: good[4]}))
-    assert "lr: expected 1, found 2" in str(
-        prove_resumes(history, {**good, 6: report(6, ids[6], passed=False)})
-    )
-    assert "restored" in str(prove_resumes(history, {**good, 6: report(6, ids[4])}))
+
+
+def test_a_resume_with_a_wrong_a_failed_or_a_missing_check_is_no_proof(
+    resumed: tuple[History, dict[int, str]],
+) -> None:
+    history, ids = resumed
+    good = {epoch: report(epoch, checkpoint) for epoch, checkpoint in ids.items()}
+    told = [
+        str(prove_resumes(history, {**good, 6: bad}))
+        for bad in (
+            report(6, ids[4]),
+            report(6, ids[6], failed="learning rates"),
+            report(6, ids[6], without="moments"),
+            good[6].model_copy(update={"verified": None}),
+        )
+    ]
+    assert "restored" in told[0]
+    assert "learning rates: expected 1, found 2" in told[1]
+    assert "not checked: moments" in told[2]
+    assert "not compared" in told[3]
+    assert prove_resumes(
+        history, {**good, 6: good[6].model_copy(update={"verified": None})}, compared=False
+    ).holds
 
 
 def test_a_ledger_drops_the_line_that_a_killed_rank_left_unfinished(tmp_path: Path) -> None:

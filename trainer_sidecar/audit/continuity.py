@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from trainer_sidecar.audit.history import History
 from trainer_sidecar.audit.ledger import Ledgers
 from trainer_sidecar.audit.proof import Proof
+from trainer_sidecar.contract.journal import Attempt
 from trainer_sidecar.contract.report import ResumeReport
 
 
@@ -29,32 +30,53 @@ def prove_learning_rates(
     return Proof("learning rate", claim, {"steps": compared}, differ)
 
 
-def prove_resumes(history: History, reports: Mapping[int, ResumeReport]) -> Proof:
-    """Each attempt that survives and had a restore point reported a resume of exactly it, and all its checks passed.
+CHECKS = (
+    "step",
+    "cursor",
+    "sample digest",
+    "learning rates",
+    "optimizer groups",
+    "moments",
+    "schedulers",
+    "first batch",
+    "state digest",
+)
+"""What a resume report must have checked (requirements, proof that it resumed)."""
 
-    `reports` are keyed by epoch.
+
+def prove_resumes(history: History, reports: Mapping[int, ResumeReport], *, compared: bool = True) -> Proof:
+    """Each surviving attempt with a restore point reported a resume of exactly that, with every check of CHECKS passed.
+
+    `reports` are keyed by epoch. `compared`: the steps after the resume must have been compared, too (`verified`).
     """
     problems: list[str] = []
     checks = 0
     resumed = [stretch.attempt for stretch in history.stretches if stretch.attempt.restore]
     for attempt in resumed:
         report = reports.get(attempt.seq)
-        if report is None:
-            problems.append(f"attempt {attempt.attempt}: no resume report was seen")
-            continue
-        checks += len(report.checks)
-        assert attempt.restore is not None
-        if report.checkpoint_id != attempt.restore.checkpoint_id:
-            problems.append(
-                f"attempt {attempt.attempt} restored {report.checkpoint_id}, not {attempt.restore.checkpoint_id}"
-            )
-        problems += [f"attempt {attempt.attempt}: no checks"] if not report.checks else []
+        checks += len(report.checks) if report else 0
         problems += [
-            f"attempt {attempt.attempt}, {c.name}: expected {c.expected}, found {c.found} {c.detail}".rstrip()
-            for c in report.checks
-            if not c.passed
+            f"attempt {attempt.attempt}: {problem}" for problem in _problems(attempt, report, compared)
         ]
-        if report.verified is False:
-            problems.append(f"attempt {attempt.attempt}: the steps after the resume did not meet the witness")
     claim = f"{len(resumed)} resumes, {checks} checks, all passed"
     return Proof("resume reports", claim, {"resumes": len(resumed), "checks": checks}, problems)
+
+
+def _problems(attempt: Attempt, report: ResumeReport | None, compared: bool) -> list[str]:
+    assert attempt.restore is not None
+    if report is None:
+        return ["no resume report was seen"]
+    found = []
+    if report.checkpoint_id != attempt.restore.checkpoint_id:
+        found.append(f"restored {report.checkpoint_id}, not {attempt.restore.checkpoint_id}")
+    missing = [name for name in CHECKS if name not in {check.name for check in report.checks}]
+    if missing:
+        found.append(f"not checked: {', '.join(missing)}")
+    found += [
+        f"{c.name}: expected {c.expected}, found {c.found} {c.detail}".rstrip()
+        for c in report.checks
+        if not c.passed
+    ]
+    if report.verified is False or (compared and report.verified is None):
+        found.append(f"the steps after it were {'not compared' if report.verified is None else 'others'}")
+    return found
