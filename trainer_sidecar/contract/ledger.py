@@ -1,8 +1,8 @@
 """What a rank writes down of every step it took, so that an audit can count samples without trusting any plan.
 
 With `RTJ_LEDGER_DIR` set, rank r of epoch e appends to `<dir>/<run id>-e<epoch>-r<rank>.jsonl` a line `kind: step` at
-the end of each optimizer step: the ids that the loader really handed out, not those that were planned. Lines of other kinds
-may stand between them. A process that is killed may leave an unfinished last line; readers drop it.
+the end of each optimizer step: the ids that the loader really handed out, not those that were planned. Lines of
+other kinds may stand between them. A process that is killed may leave an unfinished last line; readers drop it.
 """
 
 from typing import Literal
