@@ -25,10 +25,11 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 
 @dataclass
 class Piece:
-    """One global tensor and this rank's part of it, `local` (detached; shares storage with the live tensor)."""
+    """One global tensor and this rank's part of it, `local` (detached; shares storage with the live `tensor`)."""
 
     entry: Entry
     local: torch.Tensor
+    tensor: torch.Tensor
 
 
 @dataclass
@@ -98,7 +99,7 @@ class State:
         dtype = str(tensor.dtype).removeprefix("torch.")
         layout = self.layout(name, tensor)
         entry = Entry(name, dtype, tensor.element_size(), tuple(tensor.shape), layout)
-        return Piece(entry, local.detach())
+        return Piece(entry, local.detach(), tensor)
 
     def layout(self, name: str, tensor: torch.Tensor) -> Layout:
         """The tensor's layout over all ranks of the job."""

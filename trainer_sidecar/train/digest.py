@@ -21,7 +21,8 @@ _C_INDEX = 0x9E3779B97F4A7C15
 _C_BITS = np.uint64(0xD1B54A32D192ED03)
 _C_MIX = np.uint64(0xBF58476D1CE4E5B9)
 _C_OUT = np.uint64(0x94D049BB133111EB)
-_U32 = np.uint64(32)
+_C_LOW = np.uint64(0xA0761D6478BD642F)
+_U31, _U32 = np.uint64(31), np.uint64(32)
 _MASK64 = (1 << 64) - 1
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -82,7 +83,8 @@ def _sum_scattered(words: np.ndarray, starts: np.ndarray, run: int, key: int) ->
 
 
 def _mix(bits: np.ndarray, salt: np.ndarray) -> int:
-    """Sum of the mixed elements; overwrites both arrays. High word wraps at 2^64, the low one is summed exactly."""
+    """Sum of the mixed elements; overwrites both arrays. The high words wrap at 2^64; the low ones have 32 bits each
+    and are summed exactly, so that carries are right."""
     bits *= _C_BITS
     bits ^= salt
     bits *= _C_MIX
@@ -90,5 +92,8 @@ def _mix(bits: np.ndarray, salt: np.ndarray) -> int:
     bits ^= salt
     bits *= _C_OUT
     high = int(bits.sum(dtype=np.uint64))
-    np.right_shift(bits, _U32, out=salt)
+    np.right_shift(bits, _U31, out=salt)
+    salt ^= bits
+    salt *= _C_LOW
+    salt >>= _U32
     return (high << 64) + int(salt.sum(dtype=np.uint64))

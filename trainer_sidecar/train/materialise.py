@@ -87,7 +87,7 @@ def extra_targets(document: Any, current: dict[str, torch.Tensor]) -> Any:
     if isinstance(document, dict) and len(document) == 1:
         ((tag, body),) = document.items()
         if tag == "$stored":
-            return torch.empty_like(current[body])
+            return torch.empty_like(current[body], requires_grad=False)
         if tag == "$ordered":
             return {key: extra_targets(value, current) for key, value in body}
         if tag == "$tuple":

@@ -123,7 +123,7 @@ class Restorer:
         problems = problems or compare.tensor_differences(t, entries, ("",))
         if problems:
             raise ResumeRefused(problems)
-        current = {p.entry.name: p.local for p in self._captured.pieces}
+        current = {p.entry.name: p.tensor for p in self._captured.pieces}
         targets = {k: materialise.extra_targets(doc, current) for k, doc in (saved.extra or {}).items()}
         self._redirect(targets, self._captured)
         return targets

@@ -48,11 +48,12 @@ class ScalarTap:
         return Reading(step, _number(hosts[0]), _number(hosts[1]))
 
 
+def whole(value: Number) -> Number:
+    """A number that is no DTensor: under FSDP2 clip_grad_norm_ gives a partial norm, whose sum is a collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 def _detached(value: Number) -> torch.Tensor | float | None:
-    if isinstance(
-        value, DTensor
-    ):  # clip_grad_norm_ under FSDP2 gives a partial norm: full_tensor() is a collective
-        value = value.full_tensor()
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -28,7 +28,7 @@ from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.report import ResumeReport
-from trainer_sidecar.train import environment
+from trainer_sidecar.train import environment, scalars
 from trainer_sidecar.train.agreement import Agreement, Values
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.cursor import Cursor
@@ -182,8 +182,8 @@ class Session:
             yield self._feed.fetch(ids)
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
-                    f"another batch was asked for after micro step {micro + 1} of {self.accumulation} of step {step + 1} "
-                    "without micro_end() or step_end(): call one of them after every backward()"
+                    f"a batch was asked for after micro step {micro + 1} of {self.accumulation} in step {step + 1}"
+                    " without micro_end() or step_end(): call one of them after every backward()"
                 )
 
     def micro_end(self, loss: Number = None) -> bool:
@@ -227,6 +227,7 @@ class Session:
         self._evidence.batch(self.step + 1, self._cursor.batch_digest())
         self._cursor.advance()
         ids, self._window = self._window.ids, Window()
+        grad_norm = scalars.whole(grad_norm)
         self._seen = self._tap.take(self.step, loss, grad_norm)
         used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
         if self._ledger.enabled:

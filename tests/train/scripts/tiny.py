@@ -15,10 +15,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_sidecar.train import Session, environment
+from trainer_sidecar.train import ResumeRefused, Session, environment
 
 KIND = os.environ.get("TINY_KIND", "fsdp")
-CHANGE = os.environ.get("TINY_CHANGE", "")
+REFUSALS = os.environ.get("TINY_REFUSALS", "")
+"""Changes of the model, comma separated, with which a resume is tried before the right one."""
 STEPS = int(os.environ.get("TINY_STEPS", "8"))
 DIE_AT = int(os.environ.get("TINY_DIE_AT", "0"))
 
@@ -50,8 +51,9 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Widths that 2, 3 and 4 ranks cannot share evenly, tied weights, a persistent and a transient buffer."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, change: str = "") -> None:
         super().__init__()
+        width = 11 if change == "shape" else 10
         self.embed = nn.Linear(7, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(2))
         self.head = nn.Linear(width, 1)
@@ -60,10 +62,13 @@ class Model(nn.Module):
         self.tied_b.weight = self.tied_a.weight
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("scratch", torch.zeros(3), persistent=False)
-        if CHANGE == "extra key":
+        self.more = None
+        if change == "extra key":
             self.more = nn.Parameter(torch.zeros(5))
-        if CHANGE == "missing key":
+        if change == "missing key":
             self.blocks[1].norm = nn.LayerNorm(width, bias=False)
+        if change == "dtype":
+            self.head.to(torch.bfloat16)
 
     def forward(self, x):
         self.seen += 1
@@ -71,7 +76,7 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.tied_b(torch.relu(self.tied_a(x)))
-        if CHANGE == "extra key":
+        if self.more is not None:
             x = x + self.more.sum()
         return self.head(x)
 
@@ -121,24 +126,52 @@ def summary(model, optimizer, scheduler, ema) -> dict:
     }
 
 
-def main() -> None:
-    mesh = Session.mesh_from_env("cpu")
+def build(mesh, change: str = ""):
+    """(model to call, module inside, optimizer, scheduler, ema)."""
     torch.manual_seed(0)
-    model = Model(width=11 if CHANGE == "shape" else 10)
-    if CHANGE == "dtype":
-        model.head.to(torch.float64)
-    inner = model
+    model = inner = Model(change)
     if KIND == "fsdp":
         for block in model.blocks:
             fully_shard(block, mesh=mesh["dp"])
         fully_shard(model, mesh=mesh["dp"])
     elif KIND == "ddp":
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02, weight_decay=0.01)
+    parameters = list(inner.parameters())
+    groups = [{"params": parameters[:3]}, {"params": parameters[3:]}] if change == "groups" else parameters
+    optimizer = torch.optim.AdamW(groups, lr=0.02, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 4) * 0.95**s)
-    ema = Ema(inner)
+    return model, inner, optimizer, scheduler, Ema(inner)
+
+
+def refusals(mesh) -> dict[str, dict[str, str]]:
+    """What a resume with a changed script says, by change."""
+    said = {}
+    for change in filter(None, REFUSALS.split(",")):
+        model, inner, optimizer, scheduler, ema = build(mesh, change)
+        before = inner.embed.weight.detach().clone()
+        kinds = {"seed": 4} if change == "seed" else {"seed": 3}
+        try:
+            Session.from_env(
+                model=model,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                data=Data(),
+                extra={"ema": ema},
+                **kinds,
+            )
+        except ResumeRefused as error:
+            path = environment.join().outcome_dir / "rank-00000.json"
+            untouched = torch.equal(before, inner.embed.weight)
+            said[change] = {"error": str(error), "outcome": path.read_text(), "untouched": untouched}
+    return said
+
+
+def main() -> None:
+    mesh = Session.mesh_from_env("cpu")
+    said = refusals(mesh)
+    model, inner, optimizer, scheduler, ema = build(mesh)
     env = environment.join()
-    out = {"losses": {}, "lr": {}}
+    out = {"losses": {}, "lr": {}, "refusals": said}
     with Session.from_env(
         model=model,
         optimizer=optimizer,
@@ -161,8 +194,6 @@ def main() -> None:
             if s.micro_end(loss):
                 continue
             norm = torch.nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
-            if KIND == "ddp" or not hasattr(norm, "full_tensor"):
-                norm = norm.detach()
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
