@@ -84,12 +84,18 @@ def sidecar(index: int, *, step: int = 10, epoch: int = EPOCH, **changes: Any) -
 
 def end_report(kind: OutcomeKind, *, epoch: int = EPOCH) -> SidecarStatus:
     """A sidecar whose ranks have ended."""
-    failure = RankFailure(rank=1, exit_code=-9, signal="SIGKILL", error="Killed") if kind is OutcomeKind.FAILED else None
+    failure = (
+        RankFailure(rank=1, exit_code=-9, signal="SIGKILL", error="Killed")
+        if kind is OutcomeKind.FAILED
+        else None
+    )
     outcome = Outcome(epoch=epoch, attempt=1, kind=kind, step=10, message="differs: lr", failure=failure)
     return sidecar(0, trainer=TrainerState.ENDED, outcome=outcome, ready=False, epoch=epoch)
 
 
-def pod(index: int, *, placement: int = 1, up: bool = True, plan: bool | Plan = False, **changes: Any) -> PodView:
+def pod(
+    index: int, *, placement: int = 1, up: bool = True, plan: bool | Plan = False, **changes: Any
+) -> PodView:
     """A pod that is up, unless it is said otherwise."""
     gone, silent = changes.pop("gone", False), changes.pop("silent", 0.0)
     view = PodView(
@@ -111,7 +117,9 @@ def pod(index: int, *, placement: int = 1, up: bool = True, plan: bool | Plan = 
     return replace(view, **changes)
 
 
-def pods(count: int, *, placement: int = 1, plan: bool | Plan = False, status: SidecarStatus | None = None) -> tuple[PodView, ...]:
+def pods(
+    count: int, *, placement: int = 1, plan: bool | Plan = False, status: SidecarStatus | None = None
+) -> tuple[PodView, ...]:
     """Pods that are up, each with that status under its own index."""
 
     def report(index: int) -> SidecarStatus | None:
@@ -134,15 +142,17 @@ def status_of(decision: Decision) -> JobStatus:
 class Situation:
     """Everything that a decision is made from; every method gives the next situation."""
 
-    status: JobStatus = JobStatus()
-    observed: Observed = Observed()
+    status: JobStatus = field(default_factory=JobStatus)
+    observed: Observed = field(default_factory=Observed)
     now: float = NOW
     nonce: str = "nonce-1"
     spec: JobSpec = field(default_factory=spec)
     wanted: Wanted | None = WANTED
     problems: tuple[str, ...] = ()
     meta: ObjectMeta = field(
-        default_factory=lambda: ObjectMeta(name="sft", namespace="ns", uid="uid", generation=1, resource_version="7")
+        default_factory=lambda: ObjectMeta(
+            name="sft", namespace="ns", uid="uid", generation=1, resource_version="7"
+        )
     )
 
     def decide(self) -> Decision:
@@ -182,7 +192,8 @@ class Situation:
 
     def _reporting(self, **changes: Any) -> Situation:
         found = tuple(
-            replace(p, status=p.status.model_copy(update=changes)) if p.status else p for p in self.observed.pods
+            replace(p, status=p.status.model_copy(update=changes)) if p.status else p
+            for p in self.observed.pods
         )
         return replace(self, observed=replace(self.observed, pods=found))
 
@@ -191,7 +202,11 @@ class Situation:
 
     def committing(self, *, step: int, sequence: int) -> Situation:
         commit = CommittedStatus(
-            step=step, samples=step * 8, checkpoint_id=f"{step:012d}-{EPOCH:010d}-0123abcd", sequence=sequence, time=self.now
+            step=step,
+            samples=step * 8,
+            checkpoint_id=f"{step:012d}-{EPOCH:010d}-0123abcd",
+            sequence=sequence,
+            time=self.now,
         )
         return self._reporting(last_committed=commit)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from operator_values import NOW, Situation, end_report, pod, pods, running, status_of, sidecar
+from operator_values import NOW, Situation, end_report, pod, pods, running, sidecar, status_of
 
 from rtj_operator.api import Phase
 from rtj_operator.conditions import ConditionType, Reason, find
@@ -32,7 +32,9 @@ def test_a_new_job_gets_its_placement_into_the_status_before_its_job_is_created(
 
 
 def test_a_refused_spec_creates_nothing_and_says_every_sentence() -> None:
-    situation = Situation(problems=("BatchNotDivisible: 7 does not divide 512", "UnknownField: spec.x"), wanted=None)
+    situation = Situation(
+        problems=("BatchNotDivisible: 7 does not divide 512", "UnknownField: spec.x"), wanted=None
+    )
     decision = situation.decide()
     (write,) = decision.actions
     assert isinstance(write, WriteStatus)

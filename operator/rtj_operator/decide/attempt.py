@@ -165,13 +165,13 @@ def adopt_plan(view: View, plan: Plan) -> JobStatus:
         if point
         else None
     )
-    update = {
+    update: dict[str, object] = {
         "attempt": plan.attempt,
         "epoch": plan.epoch,
         "mesh": shape.mesh,
         "from_step": point.step if point else None,
     }
-    records = [*status.attempts[:-1], *(r.model_copy(update=update) for r in status.attempts[-1:])]
+    records = [*status.attempts[:-1], *(_fenced(r, update, view) for r in status.attempts[-1:])]
     text = f"attempt {plan.attempt}: ranks are starting on {shape.mesh}" + (
         f" from step {point.step}" if point else " from the start"
     )
@@ -184,6 +184,14 @@ def adopt_plan(view: View, plan: Plan) -> JobStatus:
             "adopted": status.adopted or view.spec.checkpoint.adopt,
         }
     )
+
+
+def _fenced(record: AttemptRecord, update: dict[str, object], view: View) -> AttemptRecord:
+    """The record with what the plan says, and the time from the decision until the plan was out."""
+    seconds = record.seconds or AttemptSeconds()
+    if seconds.fence is None:
+        seconds = seconds.model_copy(update={"fence": _rounded(view.since(record.started_at))})
+    return record.model_copy(update={**update, "seconds": seconds})
 
 
 def trouble_so_far(status: JobStatus) -> tuple[str, str] | None:

@@ -123,8 +123,8 @@ def shrunk_size(view: View) -> int | None:
     want, status = view.want, view.status
     if not want.elastic or view.since(status.capacity_short_since) < want.scale_down_delay:
         return None
-    if any(p.deleting and not p.node_lost for p in view.observed.pods if not p.gone):
-        return None  # our own old pods still hold what the new ones wait for
+    if _own_pods_leaving(view):
+        return None
     placement = status.placement
     made = placement.created_at.timestamp() if placement else 0.0
     fits = room(view, placement.lost_nodes if placement else (), made)
@@ -150,6 +150,11 @@ def pods_missing(view: View) -> Step | None:
         return new_placement(view, status, status.placement.cause)
     up = sum(p.up for p in view.standing)
     reason, text = blocked(view.standing) or ("PodsPending", f"{up} of {view.size} pods run")
+    if reason == Reason.UNSCHEDULABLE and _own_pods_leaving(view):
+        reason, text = (
+            Reason.PODS_PENDING,
+            f"{up} of {view.size} pods run; pods of the placement before are still going",
+        )
     if view.job is not None and view.job.refused:
         reason, text = Reason.POD_REFUSED, view.job.refused
     if view.job is not None and view.job.suspended:
@@ -163,6 +168,11 @@ def pods_missing(view: View) -> Step | None:
         else ()
     )
     return Step(status, (), WATCH_SECONDS, events, (reason, text) if troubled else None)
+
+
+def _own_pods_leaving(view: View) -> bool:
+    """Old pods of this job still hold what its new ones wait for. Those on a lost node are waited for by nobody."""
+    return any(p.deleting and not p.node_lost and not p.gone for p in view.observed.pods)
 
 
 def _shrunk(placement: PlacementStatus | None) -> bool:

@@ -95,9 +95,7 @@ def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
 def _phase(view: View, seen: SidecarStatus) -> tuple[Phase, Reason, str]:
     attempt, plan = view.status.attempt, view.status.plan
     number, mesh = (attempt.number if attempt else 0), (plan.mesh if plan else "?")
-    if seen.phases.first_step is not None or (
-        seen.progress is not None and seen.trainer is TrainerState.RUNNING
-    ):
+    if seen.phases.first_step is not None:
         return Phase.RUNNING, Reason.RANKS_TRAINING, f"attempt {number} trains on {mesh}"
     if seen.trainer is TrainerState.RUNNING:
         point = view.status.restore_point
