@@ -88,6 +88,8 @@ class Supervisor:
             standalone=True,
             clusterwide=not self.options.namespaces,
             namespaces=list(self.options.namespaces),
+            # kopf would ask for the name of the user, and a container's numeric user has none.
+            identity="rtj-operator",  # type: ignore[arg-type]  # a NewType of str that kopf does not export
             stop_flag=self._stop,
         )
 
