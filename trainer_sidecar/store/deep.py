@@ -6,13 +6,13 @@ HEAD proves presence and ingest only; this is what finds a byte that a disk has 
 
 import hashlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainer_sidecar.contract.checkpoint import ManifestFile, ManifestShard, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
 from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
+from trainer_sidecar.store.fan_out import fan_out
 from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
 
 _READ = 32 * LEAF_SIZE
@@ -39,24 +39,22 @@ def verify_bytes(
     Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB.
     """
     manifest = read_manifest(store, keys, point)
-    with ThreadPoolExecutor(parallel, thread_name_prefix="rtj-deep") as pool:
-        documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
-        documents += [(keys.part(manifest.checkpoint_id, s.rank), s.part) for s in manifest.shards]
-        _raise_first(
-            keys, point, pool.map(lambda d: seen_twice(lambda: _look_document(store, *d)), documents)
-        )
-        pieces: list[_Piece] = []
-        for found in pool.map(lambda s: _pieces(store, keys, manifest, s), manifest.shards):
-            if isinstance(found, Problem):
-                raise bad_checkpoint(keys, point.checkpoint_id, found)
-            pieces += found
+    documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
+    documents += [(keys.part(manifest.checkpoint_id, s.rank), s.part) for s in manifest.shards]
+    looks = fan_out(lambda d: seen_twice(lambda: _look_document(store, *d)), documents, parallel)
+    _raise_first(keys, point, looks)
+    pieces: list[_Piece] = []
+    for found in fan_out(lambda s: _pieces(store, keys, manifest, s), manifest.shards, parallel):
+        if isinstance(found, Problem):
+            raise bad_checkpoint(keys, point.checkpoint_id, found)
+        pieces += found
 
-        def prove(piece: _Piece) -> Problem | None:
-            problem = seen_twice(lambda: _look_piece(store, piece))
-            progress(piece.length)
-            return problem
+    def prove(piece: _Piece) -> Problem | None:
+        problem = seen_twice(lambda: _look_piece(store, piece))
+        progress(piece.length)
+        return problem
 
-        _raise_first(keys, point, pool.map(prove, pieces))
+    _raise_first(keys, point, fan_out(prove, pieces, parallel))
     return manifest
 
 

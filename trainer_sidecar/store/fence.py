@@ -110,7 +110,7 @@ def fence_and_pick(journal: Journal, request: FenceRequest, *, timeout: float | 
         manifest: ManifestFile | None = None
         if pick is not None:
             try:
-                manifest = verify_ingest(journal.store, _keys(journal, pick), pick)
+                manifest = verify_ingest(journal.store, _keys(journal, pick), pick, parallel=journal.parallel)
             except BadCheckpointError as exc:
                 bad.append(str(exc))
                 _quarantine(journal, request, pick, exc, timeout)

@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from trainer_sidecar.contract.journal import (
 )
 from trainer_sidecar.contract.keys import RunKeys, parse_journal_key
 from trainer_sidecar.store.base import AlreadyExistsError, NotFoundError, Store, StoreError, UnclearError
+from trainer_sidecar.store.fan_out import fan_out
 from trainer_sidecar.store.history import Gap, History, Slot
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Journal:
         parallel: int = 16,
         pause: Callable[[float, threading.Event], None] | None = None,
     ) -> None:
-        self.store, self.keys, self._parallel = store, keys, parallel
+        self.store, self.keys, self.parallel = store, keys, parallel
         self._pause = pause or _wait
         self._history = History()
 
@@ -204,12 +204,10 @@ class Journal:
 
     def _get_slots(self, seqs: Sequence[int]) -> Iterator[Slot]:
         """The slots in order, up to the first one that is gone."""
-        if self._parallel <= 1 or len(seqs) <= 1:
-            slots: Iterable[Slot | None] = map(self._get_slot, seqs)
-            yield from _until_missing(slots)
-            return
-        with ThreadPoolExecutor(self._parallel, thread_name_prefix="rtj-journal") as pool:
-            yield from _until_missing(pool.map(self._get_slot, seqs))
+        for slot in fan_out(self._get_slot, seqs, self.parallel):
+            if slot is None:
+                return
+            yield slot
 
     def _get_slot(self, seq: int) -> Slot | None:
         try:
@@ -274,10 +272,3 @@ class _Patience:
     def _sleep(self) -> None:
         self._tries += 1
         self._pause(random.uniform(0, min(5.0, 0.05 * 2 ** min(self._tries, 7))), self._stop)
-
-
-def _until_missing(slots: Iterable[Slot | None]) -> Iterator[Slot]:
-    for slot in slots:
-        if slot is None:
-            return
-        yield slot

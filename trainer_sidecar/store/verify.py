@@ -6,7 +6,6 @@ seen twice is called bad (R24); trouble of the store is a StoreError and judges 
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +15,7 @@ from trainer_sidecar.contract.checkpoint import FORMAT_SCHEMA, ManifestFile
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import NotFoundError, Store
+from trainer_sidecar.store.fan_out import fan_out
 
 Fault = Literal["missing", "bytes"]
 
@@ -57,10 +57,9 @@ def verify_ingest(store: Store, keys: RunKeys, point: RestorePoint, *, parallel:
     """
     manifest = read_manifest(store, keys, point)
     expected = objects_of(keys, manifest)
-    with ThreadPoolExecutor(parallel, thread_name_prefix="rtj-verify") as pool:
-        for problem in pool.map(lambda e: seen_twice(lambda: _look(store, e)), expected):
-            if problem is not None:
-                raise bad_checkpoint(keys, point.checkpoint_id, problem)
+    for problem in fan_out(lambda e: seen_twice(lambda: _look(store, e)), expected, parallel):
+        if problem is not None:
+            raise bad_checkpoint(keys, point.checkpoint_id, problem)
     return manifest
 
 
