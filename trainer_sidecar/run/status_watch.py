@@ -20,7 +20,7 @@ class StatusWatch:
     def __init__(self, port: int, events: RunEvents) -> None:
         self._url, self._events = f"http://127.0.0.1:{port}/status", events
         self._next = 0.0
-        self._epoch = 0
+        self._epoch = self._first_epoch = 0
         self._moved: tuple[int, float] | None = None
         self._told_commit = self._told_resume = ""
         self._told_error = ""
@@ -29,6 +29,7 @@ class StatusWatch:
     def new_attempt(self, epoch: int) -> None:
         """Forget what belonged to the attempt before."""
         self._epoch, self._moved, self._told_resume = epoch, None, ""
+        self._first_epoch = self._first_epoch or epoch
 
     def poll(self) -> None:
         """Ask, unless it was asked half a second ago. A sidecar that does not answer is no news here."""
@@ -65,14 +66,14 @@ class StatusWatch:
     def _tell(self, status: SidecarStatus) -> None:
         commit = status.last_committed
         if commit and commit.checkpoint_id != self._told_commit:
-            if self._told_commit or commit.time > time.time() - 60:
+            self._told_commit = commit.checkpoint_id
+            if commit.sequence > self._first_epoch:  # else it is what this run started from
                 took = f" in {status.last_save_seconds:.1f} s" if status.last_save_seconds else ""
                 self._events.tell(
                     "Committed",
                     f"step {commit.step} committed{took} (checkpoint {commit.checkpoint_id})",
                     **commit.model_dump(by_alias=True),
                 )
-            self._told_commit = commit.checkpoint_id
         if status.store_error != self._told_error:
             self._told_error = status.store_error
             if status.store_error:
