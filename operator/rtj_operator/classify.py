@@ -268,5 +268,5 @@ def _text(outcome: Outcome) -> str:
     if failure is None:
         return outcome.message or outcome.kind.value
     how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    last = failure.error.strip().splitlines()[-1] if failure.error.strip() else outcome.message
+    last = failure.error.strip().splitlines()[-1] if failure.error.strip() else ""
     return f"rank {failure.rank} ended with {how}" + (f": {last}" if last else "")

@@ -56,7 +56,10 @@ def already_over(view: View) -> Step | None:
     """Complete or Failed: whatever still runs is told to stop."""
     if view.status.phase not in (Phase.COMPLETE, Phase.FAILED):
         return None
-    effects = stop_pods(view) if view.status.phase is Phase.FAILED else ()
+    if view.status.phase is Phase.COMPLETE:
+        return Step(view.status)
+    never_begun = any(p.plan is None and p.trainer_end is None for p in view.standing)
+    effects = (*stop_pods(view), *(clear_away(view, view.number + 1) if never_begun else ()))
     return Step(view.status, effects, 5.0 if effects else None)
 
 
