@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,11 @@ class Pod:
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, fault: str = "", **env: str) -> Pod:
+    def start(self, fault: str = "") -> Pod:
+        self.launch(fault)
+        return self.wait_up()
+
+    def launch(self, fault: str = "") -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "trainer_sidecar.sidecar", "--status-host=127.0.0.1"),
@@ -86,16 +91,20 @@ class Pod:
                 "--silence=1.5",
             ],
             cwd=ROOT,
-            env={**os.environ, "RTJ_FAULT": fault, **env},
+            env={**os.environ, "RTJ_FAULT": fault},
             stderr=(self.root / "sidecar.log").open("ab"),
         )
-        eventually(self.reachable, f"sidecar of pod {self.index} up: {self.log()[-2000:]}", 20)
+
+    def wait_up(self) -> Pod:
+        """Reachable, or dead by its fault already."""
+        eventually(self.reachable, f"sidecar of pod {self.index} up, see {self.root}/sidecar.log", 30)
         return self
 
     def reachable(self) -> bool:
         assert self.process is not None
         if self.process.poll() is not None:
-            return bool(os.environ.get("RTJ_FAULT")) or self.process.returncode == -signal.SIGKILL
+            assert self.process.returncode == -signal.SIGKILL, self.log()
+            return True
         try:
             return self.get("/healthz")[0] == 200
         except OSError:
@@ -209,7 +218,9 @@ class World:
     def start(self, fault: str = "") -> World:
         """All sidecars; the fault only in pod 0's."""
         for pod in self.pods:
-            pod.start(fault if pod.index == 0 else "")
+            pod.launch(fault if pod.index == 0 else "")
+        for pod in self.pods:
+            pod.wait_up()
         return self
 
     def connect(self) -> list[FakeRank]:
@@ -297,8 +308,17 @@ class FakeRank:
     def ask_raw(self, data: bytes) -> Document:
         with self.lock:
             self.socket.sendall(struct.pack("<I", len(data)) + data)
-            (length,) = struct.unpack("<I", self._exactly(4))
-            return m.REPLY.validate_json(self._exactly(length))
+            return self.receive()
+
+    def receive(self) -> Document:
+        (length,) = struct.unpack("<I", self._exactly(4))
+        return m.REPLY.validate_json(self._exactly(length))
+
+    def send(self, message: Document) -> None:
+        """Without waiting for an answer: the sidecar may be about to die."""
+        data = message.to_bytes()
+        with suppress(OSError):
+            self.socket.sendall(struct.pack("<I", len(data)) + data)
 
     def _exactly(self, length: int) -> bytes:
         data = b""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
-from sidecar_world import ROWS, World, eventually
+from sidecar_world import ROWS, Save, World, eventually
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes, tree_root
@@ -75,23 +75,19 @@ def test_a_rank_that_gives_up_aborts_the_save_in_every_pod(make_world: MakeWorld
     world = make_world(2, 1).start()
     world.begin()
     world.connect()
-    save = world.save(5, tell=False)
     zero, one = world.ranks
+    save = Save(world, 5)
+    zero.stage(save)
+    assert isinstance(one.ask(m.GiveUp(save_id=save.id, rank=1, reason="no memory")), m.Done)
+    assert one.outcome(save).outcome is SaveOutcome.FAILED
     zero.ask(m.Sealed(save_id=save.id, rank=0))
-    one.ask(m.Sealed(save_id=save.id, rank=1))  # whole, so only the reason can abort it
-    world.wait(save)
-    again = world.save(6, tell=False)
-    one.ask(m.Sealed(save_id=again.id, rank=1))
-    assert isinstance(one.ask(m.GiveUp(save_id=again.id, rank=1, reason="out of memory")), m.Done)
-    zero.ask(m.Sealed(save_id=again.id, rank=0))
-    eventually(
-        lambda: zero.outcome(again).outcome in (SaveOutcome.FAILED, SaveOutcome.COMMITTED), "an outcome"
-    )
-    outcomes = {zero.outcome(again).outcome}
-    eventually(lambda: one.outcome(again).outcome in outcomes, "the same outcome in the other pod")
-    history = world.history()
-    assert (again.checkpoint in history.aborted) != (again.checkpoint in history.manifests)
-    assert all(rank.control()[1] is BufferState.FREE for rank in world.ranks)
+    eventually(lambda: zero.outcome(save).outcome is SaveOutcome.FAILED, "failed in the other pod too")
+    assert "no memory" in zero.outcome(save).detail
+    assert save.checkpoint in world.history().aborted
+    assert zero.control()[1] is BufferState.FREE
+    again = world.save(6)
+    world.wait(again)
+    assert world.pods[0].status().consecutive_failures == 0
 
 
 def test_the_journal_entry_names_the_save(make_world: MakeWorld) -> None:

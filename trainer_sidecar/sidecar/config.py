@@ -14,9 +14,8 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.volume import DEFAULT_STATUS_PORT, Volume
 
 PLAN_POLL_SECONDS = 0.05
-PEER_INTERVAL_SECONDS = 2.0
 SILENCE_SECONDS = 10.0
-"""Silence that means lost (operator.md O10); the fence makes a wrong guess cheap."""
+"""Silence that means lost; a fifth of it passes between reports (operator.md O10)."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.sidecar.metrics import Metrics
 from trainer_sidecar.sidecar.retry import StoppedError, keep_trying
 from trainer_sidecar.sidecar.run import Run
+from trainer_sidecar.sidecar.saves import Saves
 from trainer_sidecar.sidecar.server import RequestError
 from trainer_sidecar.store.base import ChecksumRefusedError, StoreError
 from trainer_sidecar.store.commit import FencedError
@@ -25,11 +26,17 @@ log = logging.getLogger(__name__)
 _WAITING = 256
 
 
+class _NotCommittedYetError(StoreError):
+    """Tried again, like a store that is away."""
+
+    reason = "NotCommittedYet"
+
+
 class Evidence:
     """One background thread; work of an epoch that has ended is dropped."""
 
-    def __init__(self, run: Run, metrics: Metrics, *, writes: bool) -> None:
-        self._run, self._metrics, self._writes = run, metrics, writes
+    def __init__(self, run: Run, saves: Saves, metrics: Metrics, *, writes: bool) -> None:
+        self._run, self._saves, self._metrics, self._writes = run, saves, metrics, writes
         self._work: queue.Queue[tuple[threading.Event, Callable[[], None]]] = queue.Queue(_WAITING)
         self._stop = threading.Event()
         self._plan: Plan | None = None
@@ -109,6 +116,11 @@ class Evidence:
 
     def _write_witness(self, witness: Witness) -> None:
         if self._run.standing(witness.epoch, witness.checkpoint_id).committed is None:
+            save = self._saves.current
+            if save is not None and save.checkpoint_id == witness.checkpoint_id:
+                raise _NotCommittedYetError(
+                    f"{witness.checkpoint_id} is still in flight", key=save.checkpoint_id
+                )
             log.info(
                 "no witness for a save that is not committed", extra={"checkpoint": witness.checkpoint_id}
             )

@@ -1,7 +1,7 @@
 """HTTP of the sidecar: status and metrics to read, reports of other sidecars to take. No store secret passes here.
 
-Everybody in the pod network can reach this port, so a request is limited in size and time, and a report is validated and
-only ever a hint.
+Everybody in the pod network can reach this port, so a request is limited in size and time, and a report is validated
+and only ever a hint.
 """
 
 import logging
@@ -74,7 +74,7 @@ class _Server(ThreadingHTTPServer):
         with self._slots:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         log.debug("a request ended early", exc_info=True)
 
 

@@ -1,7 +1,7 @@
 """Entry point `rtj-sidecar`: settings, logs, signals.
 
-SIGTERM comes to a native sidecar after the trainer has ended, within the same grace period (operator.md O7): what is sealed
-is uploaded and committed first, then the process ends. A second one ends it at once.
+SIGTERM comes to a native sidecar after the trainer has ended, within the same grace period (operator.md O7): what is
+sealed is uploaded and committed first, then the process ends. A second one ends it at once.
 """
 
 import logging
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 EXIT_USAGE = 64
 EXIT_START = 69
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rtj-sidecar: {exc}", file=sys.stderr)
         return EXIT_USAGE
     logs.setup(config.pod_name)
-    stop, now = _signals()
+    # Blocked everywhere and waited for: a handler runs in the main thread only, and a signal that the kernel hands to
+    # another thread would not wake that one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
     from trainer_sidecar.sidecar.sidecar import Sidecar
 
@@ -42,26 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("the sidecar cannot start", extra={"reason": str(exc)})
         return EXIT_START
     log.info("sidecar up", extra={"port": sidecar.http.port, "seconds": round(time.monotonic() - started, 3)})
-    stop.wait()
+    signal.sigwait(_ENDING)
     log.info("finishing what is sealed, then ending")
     drained = threading.Thread(target=sidecar.drain, daemon=True)
     drained.start()
-    while drained.is_alive() and not now.is_set():
+    while drained.is_alive() and signal.sigtimedwait(_ENDING, 0) is None:
         drained.join(0.1)
     log.info("sidecar down", extra={"drained": not drained.is_alive()})
     return 0
-
-
-def _signals() -> tuple[threading.Event, threading.Event]:
-    """(set by the first SIGTERM or SIGINT, set by the second)."""
-    stop, now = threading.Event(), threading.Event()
-
-    def on_signal(_number: int, _frame: object) -> None:
-        (now if stop.is_set() else stop).set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    return stop, now
 
 
 def _open_store(config: Config) -> Store:

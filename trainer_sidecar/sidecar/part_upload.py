@@ -1,7 +1,8 @@
 """From a sealed buffer to a part in the store: the work done for one local rank of one save.
 
 Seal -> control block UPLOADING -> hash pass -> generations compared (datapath T6) -> part file made once, by rename
-(protocol R7) -> fence looked at -> shard, leaf file and part created, in that order: a part proves that its shard is there.
+(protocol R7) -> fence looked at -> shard, leaf file and part created, in that order: a part proves that its shard
+is there.
 """
 
 import hashlib

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SaveOutcome
-from trainer_sidecar.sidecar.retry import StoppedError
 from trainer_sidecar.sidecar.run import Run
 from trainer_sidecar.sidecar.save import Save
 from trainer_sidecar.sidecar.saves import FINAL, Saves
+from trainer_sidecar.store.base import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class Heard:
 class Reporter:
     """Side of every other pod: a thread that reports to the coordinator."""
 
-    def __init__(self, pod_index: int, saves: Saves, run: Run, interval: float, silence: float) -> None:
+    def __init__(self, pod_index: int, saves: Saves, run: Run, silence: float) -> None:
         self._pod_index, self._saves, self._run = pod_index, saves, run
-        self._interval, self._silence = interval, silence
+        self._interval, self._silence = silence / 5, silence
         self._plan: Plan | None = None
         self._heard = time.monotonic()
         self._wake = threading.Event()
@@ -83,20 +83,35 @@ class Reporter:
         while True:
             self._wake.wait(self._interval)
             self._wake.clear()
-            plan = self._plan
-            if plan is None:
-                continue
             save = self._saves.current
-            try:
-                reply = post_report(plan, self.report(plan, save))
-            except (OSError, http.client.HTTPException, ValueError) as exc:
-                log.debug("coordinator did not answer", extra={"reason": str(exc)})
+            if not self.report_once():
                 self._ask_journal(save)
-                continue
-            self._heard = time.monotonic()
-            self._take(save, reply, plan)
+
+    def report_once(self) -> bool:
+        """Report now and take the answer; False when the coordinator gave none."""
+        plan, save = self._plan, self._saves.current
+        if plan is None:
+            return True
+        try:
+            reply = post_report(plan, self.report(plan, save))
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            log.debug("coordinator did not answer", extra={"reason": str(exc)})
+            return False
+        self._heard = time.monotonic()
+        self._take(save, reply, plan)
+        return True
 
     def report(self, plan: Plan, save: Save | None) -> PeerReport:
+        """What this pod knows. With no save in flight, of one that a rank has given up: nobody else would know."""
+        given_up = self._saves.given_up() if save is None else None
+        if given_up is not None:
+            return PeerReport(
+                contract_version=CONTRACT_VERSION,
+                pod_index=self._pod_index,
+                epoch=plan.epoch,
+                save_id=given_up[0],
+                faults=given_up[1],
+            )
         return PeerReport(
             contract_version=CONTRACT_VERSION,
             pod_index=self._pod_index,
@@ -117,10 +132,9 @@ class Reporter:
         if save is None or len(save.uploaded) < len(save.phases) or not self.lost():
             return
         try:
-            standing = self._saves.try_step(
-                save, "journal", lambda: self._run.standing(save.epoch, save.checkpoint_id)
-            )
-        except StoppedError:
+            standing = self._run.standing(save.epoch, save.checkpoint_id)
+        except StoreError as exc:
+            log.warning("neither coordinator nor journal can be reached", extra={"error": str(exc)})
             return
         if standing.committed is not None:
             self._saves.settle(save, SaveOutcome.COMMITTED, standing.committed.seq)

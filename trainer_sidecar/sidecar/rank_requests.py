@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract import messages as m
@@ -70,18 +69,16 @@ class RankRequests:
         """Answer a request of the rank that said `hello`. Raises RequestError."""
         if hello.epoch != self._served:
             raise RequestError(
-                "WrongEpoch", f"the rank is of epoch {hello.epoch}, this sidecar serves {self._served}"
+                "Fenced", f"the rank is of epoch {hello.epoch}, this sidecar serves epoch {self._served} now"
             )
         rank = getattr(message, "rank", hello.rank)
         if rank != hello.rank and not isinstance(message, m.AskRankState):
             raise RequestError("BadRequest", f"rank {hello.rank} cannot speak for rank {rank}")
         match message:
             case m.Sealed():
-                return self._take(lambda: self._saves.sealed(message.save_id, message.rank))
+                self._sealed(message)
             case m.GiveUp():
-                return self._take(
-                    lambda: self._saves.give_up(message.save_id, message.rank, message.reason[:1024])
-                )
+                self._saves.give_up(message.save_id, message.rank, message.reason[:1024])
             case m.AskSave():
                 return self._saves.reply(message.save_id)
             case m.ReportProgress():
@@ -104,12 +101,11 @@ class RankRequests:
                 raise RequestError("BadRequest", "Hello was said before")
         return m.Done()
 
-    def _take(self, act: Callable[[], None]) -> Document:
+    def _sealed(self, message: m.Sealed) -> None:
         try:
-            act()
+            self._saves.sealed(message.save_id, message.rank)
         except SaveRefusedError as exc:
             raise RequestError("BadRequest", str(exc)) from exc
-        return m.Done()
 
     def _slices(self, message: m.AskSlices) -> Document:
         try:

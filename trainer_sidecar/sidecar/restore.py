@@ -1,7 +1,8 @@
 """A restore point opened for this pod's ranks: proven documents, and windows that hold only proven bytes.
 
-Nothing is believed: the manifest is proven by the plan, everything else by digests in the manifest, bytes by hash leaves
-(protocol R23). Each leaf is read from the store once per pod, whoever asks. A mismatch is read twice before it counts (R24).
+Nothing is believed: the manifest is proven by the plan, everything else by digests in the manifest, bytes by hash
+leaves (protocol R23). Each leaf is read from the store once per pod, whoever asks. A mismatch is read twice before it
+counts (R24).
 """
 
 import hashlib

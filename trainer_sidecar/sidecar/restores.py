@@ -35,7 +35,7 @@ class Restores:
         self._opened: RestoreOpened | None = None
 
     def begin(self, plan: Plan, *, first: bool) -> None:
-        """Serve a plan's epoch. Windows of older epochs are removed, unless this process only continues (`first` False)."""
+        """Serve a plan's epoch. Older windows are removed, unless a restarted sidecar goes on (`first` False)."""
         with self._lock:
             if self._plan is not None and self._plan.epoch == plan.epoch:
                 self._plan = plan
@@ -72,10 +72,14 @@ class Restores:
             return opened
 
     def get(self) -> Restore:
-        """The open restore point. Raises RequestError when there is none."""
+        """The open restore point; opened again when the sidecar was restarted since the ranks opened it."""
         restore = self._restore
+        point = self._plan.restore if self._plan else None
+        if restore is None and point is not None:
+            self.open(point.checkpoint_id)
+            restore = self._restore
         if restore is None:
-            raise RequestError("BadRequest", "no restore point is open: send OpenRestore first")
+            raise RequestError("BadRequest", "no restore point is open: the plan has none")
         return restore
 
     def fetch(self, message: Fetch) -> Fetched:

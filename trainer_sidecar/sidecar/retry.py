@@ -32,7 +32,7 @@ def keep_trying(
     """`act()` until it succeeds. `told(error)` hears each failure, and '' after the success.
 
     Raises errors of the types `hopeless` at once, StoppedError when `stop` is set, and the last error after `tries`.
-    Every other StoreError is tried again: expired credentials, a missing bucket and a full disk can be repaired from outside.
+    Every other StoreError is tried again: credentials, a missing bucket, a full disk can be repaired from outside.
     """
     failed = 0
     while True:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from trainer_sidecar.contract.checkpoint import Progress
 from trainer_sidecar.contract.journal import Aborted, Attempt, Entry, Manifest, Verified
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.plan import Plan
@@ -106,7 +107,7 @@ class Run:
         return self._last
 
     def commit(self, plan: Plan, merged: Merged, stop: threading.Event) -> Manifest:
-        """Store index and manifest, then claim the journal entry, then the hint; the entry, also one that stood already.
+        """Store index and manifest, claim the journal entry, write the hint; the entry, also one that stood already.
 
         Raises FencedError, SaveAbortedError, MergeError, ChecksumRefusedError, StoreError (try again).
         """
@@ -115,7 +116,7 @@ class Run:
             journal = self._writing()
             _usable(lambda: check_epoch(journal.refresh(), plan.epoch, self.keys.prefix))
             index = store_document(store, self.keys.index(at), merged.index.to_bytes())
-            # Same bytes on every try (protocol R6): parts are immutable, and the parent of an epoch's next commit stands.
+            # Same bytes on every try (protocol R6): parts are immutable, the parent of an epoch's next commit stands.
             standing = journal.history.manifests.get(at)
             parent = standing.parent if standing else journal.history.parent_for(plan.epoch)
             manifest = merged.manifest(index, parent)
@@ -136,7 +137,10 @@ class Run:
         return entry
 
     def abort(self, plan: Plan, checkpoint_id: str, save_id: str, reason: str) -> Aborted | Manifest:
-        """Append `Aborted` (protocol R3); the `Manifest` when the save has committed. Raises FencedError, StoreError."""
+        """Append `Aborted` (protocol R3); the `Manifest` when the save has committed.
+
+        Raises FencedError, StoreError.
+        """
         with self._appending:
             journal = self._writing()
             return _usable(
@@ -197,6 +201,18 @@ class Run:
             journal.read()
             self._appender = journal
         return self._appender
+
+    def saw_commit(self, progress: Progress, checkpoint_id: str, sequence: int | None) -> None:
+        """A commit that the coordinator told of; the journal's own word follows with the next look."""
+        if sequence is None or (self._last is not None and self._last.sequence >= sequence):
+            return
+        self._last = CommittedStatus(
+            step=progress.step,
+            samples=progress.samples,
+            checkpoint_id=checkpoint_id,
+            sequence=sequence,
+            time=time.time(),
+        )
 
     def _note_commit(self, history: History, epoch: int) -> None:
         newest = next(iter(history.lineage), None)

@@ -1,4 +1,4 @@
-"""One save as this sidecar knows it, from its first sealed rank to its outcome. Data only; `saves` and `coordinator` act."""
+"""One save as this sidecar knows it, from its first sealed rank to its outcome. Data only; others act on it."""
 
 import threading
 import time
@@ -66,7 +66,7 @@ class Save:
         return sorted(r for r, phase in self.phases.items() if phase is PartPhase.UPLOADED)
 
     def status(self, deadline: float) -> InFlightStatus:
-        """For `/status`. A save that meets errors, or has passed its deadline in seconds, is shown as Stalled; it goes on."""
+        """For `/status`. A save that meets errors, or is past its deadline (seconds), shows as Stalled; it goes on."""
         sealed = len(set(self.phases) | self.sealed_elsewhere)
         uploaded = len(set(self.uploaded) | self.uploaded_elsewhere)
         phase = "Staging" if sealed < self.of else "Uploading"

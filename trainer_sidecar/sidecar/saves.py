@@ -1,7 +1,7 @@
 """The save in flight in this pod: at most one, from the first sealed rank to an outcome recorded on the volume.
 
-Who decides an outcome is elsewhere (`coordinator` in pod 0, `peers` in the others, `settling` for older epochs); here it
-is recorded, and only then are the buffers freed (protocol R6).
+Who decides an outcome is elsewhere (`coordinator` in pod 0, `peers` in the others, `settling` for older epochs); here
+it is recorded, and only then are the buffers freed (protocol R6).
 """
 
 import logging
@@ -27,6 +27,7 @@ from trainer_sidecar.store.base import ChecksumRefusedError
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_GIVEN_UP_KEPT = 8
 FINAL = (SaveOutcome.COMMITTED, SaveOutcome.FAILED, SaveOutcome.FENCED)
 
 
@@ -43,6 +44,8 @@ class Saves:
         self._lock = threading.RLock()
         self._plan: Plan | None = None
         self._current: Save | None = None
+        self._given_up: dict[str, dict[int, str]] = {}
+        """Save id -> ranks that could not stage their part, with the reason: such a save can never be whole."""
         self.on_change: Callable[[], None] = lambda: None
         self.consecutive_failures = 0
         self.last_save_seconds: float | None = None
@@ -102,7 +105,8 @@ class Saves:
 
     def _join(self, seal: Seal, plan: Plan) -> Save:
         if self._current is None:
-            self._current = Save(seal, plan.topology.mesh.world_size)
+            faults = dict(self._given_up.get(seal.save_id, {}))
+            self._current = Save(seal, plan.topology.mesh.world_size, faults=faults)
             self._metrics.in_progress.set(1)
             log.info("save begun", extra=_named(self._current))
         if self._current.save_id != seal.save_id:
@@ -183,15 +187,28 @@ class Saves:
         self.on_change()
 
     def give_up(self, save_id: str, rank: int, reason: str) -> None:
-        """A rank could not stage its part. Raises SaveRefusedError when that save is not in flight here."""
+        """A rank could not stage its part; whether others have sealed theirs or not, the save fails."""
+        self._remember_given_up(save_id, {rank: reason})
+        save = self._current
+        if save is not None and save.save_id == save_id:
+            self.fail(save, rank, reason)
+        self.on_change()
+
+    def given_up(self) -> tuple[str, dict[int, str]] | None:
+        """The newest save that a rank has given up: (save id, ranks with reasons). Peers report it."""
         with self._lock:
-            save = self._current
-            if save is None or save.save_id != save_id:
-                raise SaveRefusedError(f"save {save_id[:8]} is not in flight in this pod")
-        self.fail(save, rank, reason)
+            return next(reversed(self._given_up.items()), None)
+
+    def _remember_given_up(self, save_id: str, faults: dict[int, str]) -> None:
+        with self._lock:
+            self._given_up.setdefault(save_id, {}).update(faults)
+            while len(self._given_up) > _GIVEN_UP_KEPT:
+                del self._given_up[next(iter(self._given_up))]
 
     def hint(self, save_id: str, sealed: set[int], uploaded: set[int], faults: dict[int, str]) -> None:
         """What another pod's sidecar says about its ranks. Only a hint: it makes the coordinator look."""
+        if faults:
+            self._remember_given_up(save_id, faults)
         with self._lock:
             save = self._current
             if save is None or save.save_id != save_id:
@@ -231,6 +248,7 @@ class Saves:
         log.info("save ended", extra=_named(save) | {"outcome": note.outcome.value, "detail": note.detail})
         if note.outcome is SaveOutcome.COMMITTED:
             self.consecutive_failures = 0
+            self._run.saw_commit(save.seal.progress, note.checkpoint_id, note.sequence)
             self.last_save_seconds = save.seconds + save.seal.staging_seconds
             self._metrics.committed(save.seal.progress.step, self.last_save_seconds, save.seconds)
         elif note.outcome is SaveOutcome.FAILED:
@@ -255,6 +273,13 @@ class Saves:
                 outcome=SaveOutcome.IN_FLIGHT,
                 checkpoint_id=save.checkpoint_id,
                 detail=detail,
+            )
+        with self._lock:
+            given_up = self._given_up.get(save_id)
+        if given_up:
+            rank, reason = next(iter(given_up.items()))
+            return SaveReply(
+                save_id=save_id, outcome=SaveOutcome.FAILED, detail=f"rank {rank} gave up: {reason}"
             )
         return SaveReply(save_id=save_id, outcome=SaveOutcome.UNKNOWN)
 

@@ -39,7 +39,7 @@ class RequestError(Exception):
 
 
 class SocketServer:
-    """Listens on a path. `hello(message, connection)` may refuse by RequestError; `gone(message, connection)` is called once."""
+    """Listens on a path. `hello(message, connection)` may refuse by RequestError; `gone` is called once per rank."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class SocketServer:
         except RequestError as exc:
             return Failure(error=exc.error, message=str(exc)), said
         except Exception as exc:
-            # The edge of the process: a bug must reach the rank as words and the log as a traceback, and end nothing else.
+            # The edge of the process: a bug must reach the rank as words, the log as a traceback, and end nothing else.
             log.exception("a request failed")
             return Failure(error="Internal", message=f"{type(exc).__name__}: {exc}"), said
 
@@ -124,7 +124,7 @@ class _TooLargeError(Exception):
 
 
 def _receive(connection: socket.socket, limit: int) -> bytes | None:
-    """One frame, None at the end of the connection between frames. Memory grows with what arrives, not with what is said."""
+    """One frame, None at the end between frames. Memory grows with what arrives, not with what is announced."""
     head = _exactly(connection, _LENGTH.size, start=True)
     if head is None:
         return None

@@ -1,4 +1,4 @@
-"""What a sidecar finds on the volume when it starts, and what a new plan leaves of older epochs (protocol R6, operator.md O1).
+"""What a sidecar finds on the volume when it starts, and what a new plan leaves of older epochs (R6, O1).
 
 A sealed save of the plan's epoch goes on, whoever was killed meanwhile. A save of an older epoch is Committed if the
 journal says so, else Fenced: by the plan's own `Attempt`. A buffer that belongs to neither is free.

@@ -9,7 +9,7 @@ from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SidecarStatus
 from trainer_sidecar.sidecar import workdir
-from trainer_sidecar.sidecar.config import PEER_INTERVAL_SECONDS, PLAN_POLL_SECONDS, Config
+from trainer_sidecar.sidecar.config import PLAN_POLL_SECONDS, Config
 from trainer_sidecar.sidecar.coordinator import Coordinator
 from trainer_sidecar.sidecar.evidence import Evidence
 from trainer_sidecar.sidecar.http_server import HttpServer, Pages
@@ -46,12 +46,10 @@ class Sidecar:
         self.ranks = Ranks(volume, config.pod_index, self._rank_gone)
         self.plans = PlanWatch(config.plan_file, config.keys, self._on_plan)
         self.restores = Restores(volume, self.run, self.metrics, config.threads)
-        self.evidence = Evidence(self.run, self.metrics, writes=self.is_coordinator)
+        self.evidence = Evidence(self.run, self.saves, self.metrics, writes=self.is_coordinator)
         self.coordinator = Coordinator(self.saves, self.run)
         self.heard = Heard(config.silence)
-        self.reporter = Reporter(
-            config.pod_index, self.saves, self.run, PEER_INTERVAL_SECONDS, config.silence
-        )
+        self.reporter = Reporter(config.pod_index, self.saves, self.run, config.silence)
         self.standing = StandingWatch(self.run)
         self.reporter.on_newer = self.standing.wake
         self.saves.on_change = self.coordinator.wake if self.is_coordinator else self.reporter.wake
@@ -80,6 +78,8 @@ class Sidecar:
         """Return once nothing sealed is left to upload or commit; the grace period, if any, ends it earlier."""
         while self._busy():
             time.sleep(PLAN_POLL_SECONDS)
+        if not self.is_coordinator:
+            self.reporter.report_once()
 
     def _busy(self) -> bool:
         save = self.saves.current
@@ -144,6 +144,8 @@ class Sidecar:
         plan, save = self.plans.plan, self.saves.current
         trainer, ready, reason = self.ranks.readiness()
         outcome = self.ranks.outcome
+        if self.standing.wants_plan:
+            reason = f"{reason} Also: {self.standing.reason}."
         if self.plans.error:
             reason = f"{reason} Also: {self.plans.error}."
         deadline = plan.checkpoint.save_timeout_seconds if plan else 0.0

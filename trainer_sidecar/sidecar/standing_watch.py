@@ -1,7 +1,7 @@
 """Whether the plan in the pod is still the newest (operator.md O2): a later `Attempt`, or none, asks for another plan.
 
-Looks at the journal when a plan is first seen, and when the coordinator turns out to serve a newer epoch. No polling: each
-save looks for itself.
+Looks at the journal when a plan is first seen, and when the coordinator turns out to serve a newer epoch. No polling:
+each save looks for itself.
 """
 
 import logging
@@ -24,6 +24,8 @@ class StandingWatch:
         self._plan: Plan | None = None
         self.wants_plan = False
         self.fenced = False
+        self.reason = ""
+        """Why another plan is wanted, for people."""
         self.error = ""
         """Store error of the last look; empty when it went well."""
 
@@ -62,7 +64,7 @@ class StandingWatch:
             self._wake.set()
             return
         self.fenced = standing.fenced_by is not None
-        self.wants_plan = self.fenced or not standing.known
-        if self.wants_plan:
-            reason = standing.why or f"the journal holds no attempt with epoch {plan.epoch}"
-            log.warning("this plan is not in force", extra={"epoch": plan.epoch, "reason": reason})
+        if self.fenced or not standing.known:
+            self.reason = standing.why or f"the journal holds no attempt with epoch {plan.epoch}"
+            log.warning("this plan is not in force", extra={"epoch": plan.epoch, "reason": self.reason})
+            self.wants_plan = True

@@ -38,10 +38,13 @@ class Window:
         self._file = -1
         self._state = bytearray((size + LEAF_SIZE - 1) // LEAF_SIZE)
         self._changed = threading.Condition()
-        # Made anew under another name would hide it from ranks that have it mapped: an existing file is kept.
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        os.fchmod(self._file, 0o666)
-        os.ftruncate(self._file, size)
+        # A file that exists is kept: ranks may have it mapped. Closed again: a big checkpoint has thousands of files.
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            os.fchmod(file, 0o666)
+            os.ftruncate(file, size)
+        finally:
+            os.close(file)
 
     def fetch(self, ranges: Iterable[tuple[int, int]], read: ReadRange, pool: Executor) -> int:
         """Make (offset, length) ranges readable; bytes read for it.
@@ -75,6 +78,8 @@ class Window:
 
     def _claim(self, wanted: list[int]) -> list[int]:
         with self._changed:
+            if self._file < 0:
+                self._file = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             mine = [leaf for leaf in wanted if self._state[leaf] == _MISSING]
             for leaf in mine:
                 self._state[leaf] = _READING

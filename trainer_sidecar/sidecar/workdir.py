@@ -40,7 +40,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """All bytes of an ordinary file. Raises FileNotFoundError; ValueError for a link, a special file or over `limit`."""
+    """All bytes of an ordinary file. Raises FileNotFoundError; ValueError for a link, a special file, above `limit`."""
     handle = open_plain(path, os.O_RDONLY)
     with os.fdopen(handle, "rb") as source:
         data = source.read(limit + 1)
