@@ -129,11 +129,14 @@ class Saves:
             generation = self._stager.stage(ownership, captured, deadline)
         except StagingFailed as error:
             log.error("step %d is not saved: %s", save.step, error)
-            request = m.GiveUp(save_id=save.save_id, rank=self._env.rank, reason=str(error))
-            self._env.client.tell(request)
+            self._give_up(save.save_id, str(error))
             return None
         self.last_staging_seconds = time.monotonic() - begin
         return self._seal(save, ownership, content, generation), ownership
+
+    def _give_up(self, save_id: str, reason: str) -> None:
+        """The save fails as a whole; training goes on."""
+        self._env.client.tell(m.GiveUp(save_id=save_id, rank=self._env.rank, reason=reason))
 
     def _seal(self, save: InFlight, plan: OwnershipPlan, content: Content, generation: int) -> Seal:
         topology = self._env.plan.topology
@@ -175,7 +178,11 @@ class Saves:
         """Digest the frozen copy, then seal: file, control block, message, in this order."""
         digest = state_digest.of_staged(plan, self._stager.views(plan))
         seal = seal.model_copy(update={"state_digest": to_hex(digest)})
-        write_by_rename(self._stager.folder / "seal.json", seal.to_bytes())
+        try:
+            write_by_rename(self._stager.folder / "seal.json", seal.to_bytes())
+        except OSError as error:
+            self._give_up(seal.save_id, f"cannot write the seal: {error}")
+            return
         self._stager.seal(seal.generation)
         self._env.client.tell(m.Sealed(save_id=seal.save_id, rank=seal.rank))
 

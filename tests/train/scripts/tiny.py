@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import random
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,8 @@ REFUSALS = os.environ.get("TINY_REFUSALS", "")
 """Changes of the model, comma separated, with which a resume is tried before the right one."""
 STEPS = int(os.environ.get("TINY_STEPS", "8"))
 DIE_AT = int(os.environ.get("TINY_DIE_AT", "0"))
+"""Rank 0 kills itself at the end of this step, as soon as the save in flight is committed."""
+RAISE_AT = int(os.environ.get("TINY_RAISE_AT", "0"))
 
 
 class Data:
@@ -126,6 +130,14 @@ def summary(model, optimizer, scheduler, ema) -> dict:
     }
 
 
+def die_once_committed(session) -> None:
+    deadline = time.monotonic() + 60
+    while session._saves.in_flight is not None and not session._saves.outcome:
+        assert time.monotonic() < deadline, "the save in flight does not end"
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def build(mesh, change: str = ""):
     """(model to call, module inside, optimizer, scheduler, ema)."""
     torch.manual_seed(0)
@@ -201,8 +213,10 @@ def main() -> None:
             torch.rand(()), random.random(), np.random.rand()
             s.step_end(grad_norm=norm)
             out["losses"][s.step], out["lr"][s.step], total = total, optimizer.param_groups[0]["lr"], 0.0
-            if s.step == DIE_AT and env.plan.restore is None:
-                os.kill(os.getpid(), 9)
+            if s.step == RAISE_AT:
+                raise RuntimeError("the user's code is broken")
+            if s.step == DIE_AT and env.rank == 0:
+                die_once_committed(s)
             if s.should_stop:
                 break
         out["end"] = summary(inner, optimizer, scheduler, ema)

@@ -1,0 +1,76 @@
+"""The state digest: the same for every sharding, different for every change."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from trainer_sidecar.train import digest
+from trainer_sidecar.train.boxes import Box, whole
+from trainer_sidecar.train.layout import Layout, Placement, shard_boxes
+
+
+def data(shape: tuple[int, ...], dtype: str = "<f4") -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 255, size=(*shape, np.dtype(dtype).itemsize), dtype=np.uint8)
+
+
+def of(array: np.ndarray, place: Box, shape: tuple[int, ...], name: str = "w") -> int:
+    return digest.box_digest(
+        name, "float32", shape, place, np.ascontiguousarray(array[place.within(whole(shape))])
+    )
+
+
+@pytest.mark.parametrize("shape", [(97, 41), (300, 300), (5, 70_000), (17, 3, 9)])
+@pytest.mark.parametrize(("mesh", "dims"), [((3,), (0,)), ((4,), (1,)), ((2, 3), (0, 1)), ((7,), (0,))])
+def test_parts_of_any_sharding_add_up_to_the_whole(
+    shape: tuple[int, ...], mesh: tuple[int, ...], dims: tuple[int, ...]
+) -> None:
+    array = data(shape)
+    where = Layout(mesh, (), tuple(Placement(d) for d in dims))
+    parts = [
+        of(array, place, shape)
+        for coordinate in itertools.product(*map(range, mesh))
+        for place, _ in shard_boxes(shape, where, coordinate)
+    ]
+    assert digest.add(*parts) == of(array, whole(shape), shape)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+def test_every_flipped_bit_shows(itemsize: int) -> None:
+    array = np.zeros((50, itemsize), dtype=np.uint8)
+    before = digest.box_digest("w", "x", (50,), whole((50,)), array)
+    for bit in range(8 * itemsize):
+        array[13, bit // 8] ^= 1 << bit % 8
+        assert digest.box_digest("w", "x", (50,), whole((50,)), array) != before
+        array[13, bit // 8] ^= 1 << bit % 8
+
+
+def test_swapped_elements_and_swapped_tensors_show() -> None:
+    array = data((64, 8))
+    place, swapped = whole((64, 8)), array.copy()
+    swapped[[3, 9]] = swapped[[9, 3]]
+    assert of(array, place, (64, 8)) != of(swapped, place, (64, 8))
+    assert of(array, place, (64, 8), "a") != of(array, place, (64, 8), "b")
+
+
+def test_both_words_depend_on_every_element() -> None:
+    """A digest of which half stands still would be half as strong."""
+    words = {
+        (d >> 64, d & (1 << 64) - 1)
+        for d in (digest.box_digest("w", "x", (1,), whole((1,)), np.array([v], "<u4")) for v in range(1000))
+    }
+    assert len({high for high, _ in words}) == 1000
+    assert len({low for _, low in words}) > 990
+    assert all(high >> 32 != low for high, low in words)
+
+
+def test_the_digest_is_the_released_one() -> None:
+    values = np.arange(1000, dtype="<f4")
+    found = digest.box_digest("layer.weight", "float32", (10, 100), whole((10, 100)), values)
+    assert digest.to_hex(found) == "54eb47783c101f83000001ed880cfe7f"
+
+
+def test_no_elements_add_nothing() -> None:
+    assert digest.box_digest("w", "x", (0, 4), Box((0, 0), (0, 4)), np.empty(0, np.uint8)) == 0
