@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from trainer_sidecar.audit.losses import Curve, relative_differences
 
 INK, CONTROL, ELASTIC, LOST = "#24292f", "#b8bfc6", "#0b62d6", "#c8452c"
 BANDS = ("#e3edfb", "#fdecd2", "#e4f3e6", "#f0e6f7")
-FLOOR = 1e-9
+FLOOR = 10**-8.8
 """Differences below it (equal to the last bit) are drawn here."""
 
 
@@ -135,13 +136,15 @@ def _draw_differences(axes: Any, run: Curve, control: Curve, tolerance: float) -
         ms=3.5,
     )
     axes.axhline(tolerance, color=INK, lw=1, ls=":")
-    axes.text(1, tolerance * 0.6, f" allowed: {tolerance:g}", va="top", fontsize=8.5)
+    axes.text(
+        1, tolerance * 0.6, f" allowed: $10^{{{round(math.log10(tolerance))}}}$", va="top", fontsize=8.5
+    )
     axes.set_yscale("log")
     axes.set_ylim(FLOOR / 3, tolerance * 8)
     axes.set_ylabel("relative\ndifference")
     axes.set_xlabel("optimizer step")
-    ticks = [FLOOR, 1e-7, 1e-5, 1e-3]
-    axes.set_yticks(ticks, ["equal", *(f"$10^{{{exponent}}}$" for exponent in (-7, -5, -3))])
+    decades = range(-8, round(math.log10(tolerance)) + 1)
+    axes.set_yticks([FLOOR, *(10.0**e for e in decades)], ["equal", *(f"$10^{{{e}}}$" for e in decades)])
     axes.minorticks_off()
     _tidy(axes)
 

@@ -19,11 +19,11 @@ from trainer_sidecar.contract.journal import Cause
 
 STEPS_BEHIND = 5
 """More than the steps that a resume is compared on (verification.steps)."""
-START_SECONDS = 120
-RELAUNCH_SECONDS = 90
-NODE_LOSS_SECONDS = 150
-COMMIT_SECONDS = 120
-COMPLETE_SECONDS = 300
+START_SECONDS = 300
+RELAUNCH_SECONDS = 240
+NODE_LOSS_SECONDS = 300
+COMMIT_SECONDS = 240
+COMPLETE_SECONDS = 600
 
 STORY = (
     Expected((Cause.FIRST,), dp=4, accumulation=2),

@@ -36,7 +36,8 @@ class Settings:
     interval_steps: int = 12
     cut_pod: int = 1
     keep: bool = False
-    loss_tolerance: float = 1e-3
+    loss_tolerance: float = 1e-5
+    """Relative; the order of additions is all that may differ between meshes."""
 
     @property
     def ledger(self) -> Path:
