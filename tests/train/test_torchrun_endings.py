@@ -1,4 +1,4 @@
-"""A run that is stopped on order, killed, resumed without its wrapper and broken by its user: DDP, then a plain module."""
+"""A run that is stopped on order, killed, resumed without its wrapper, broken by its user: DDP, then a plain module."""
 
 from __future__ import annotations
 

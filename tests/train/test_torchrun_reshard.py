@@ -14,7 +14,7 @@ from trainer_sidecar.contract.outcome import OutcomeKind
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BATCH, SAVED, STEPS = 12, 4, 8
-CHECKS = set(["step", "cursor", "moments", "schedulers"]) | {
+CHECKS = {"step", "cursor", "moments", "schedulers"} | {
     "state digest",
     "sample digest",
     "learning rates",

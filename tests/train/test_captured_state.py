@@ -1,0 +1,156 @@
+"""What is captured, under which names, and how differences to a checkpoint are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_sidecar.contract.checkpoint import Tensors, TrainingState
+from trainer_sidecar.train import compare, materialise
+from trainer_sidecar.train.capture import State
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("kept", torch.zeros(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.b(self.a(x))
+        return out
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+def names(state: State) -> list[str]:
+    return [e.name for e in state.capture().entries]
+
+
+def test_parameters_buffers_and_moments_have_plain_names() -> None:
+    model = Net()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    stepped(model, optimizer)
+    assert names(State(model, [optimizer], {}, 1)) == [
+        "model/frozen",
+        "model/a.weight",
+        "model/kept",
+        "optimizer/0/a.weight/step",
+        "optimizer/0/a.weight/exp_avg",
+        "optimizer/0/a.weight/exp_avg_sq",
+    ]
+
+
+def test_tied_weights_are_stored_once_and_their_names_kept() -> None:
+    model = Net()
+    captured = State(model, [], {}, 1).capture()
+    assert captured.aliases == [["a.weight", "b.weight"]]
+    assert captured.trainable == ["a.weight"]
+
+
+def test_compiled_and_checkpointed_modules_have_the_names_of_the_plain_ones() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    plain, wrapped = Net(), Net()
+    wrapped.a = checkpoint_wrapper(wrapped.a)
+    assert names(State(torch.compile(wrapped), [], {}, 1)) == names(State(plain, [], {}, 1))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="optimizer 0 has a parameter of shape"):
+        State(Net(), [torch.optim.SGD(Net().parameters(), lr=0.1)], {}, 1)
+
+
+def saved_by(state: State) -> tuple[TrainingState, Tensors]:
+    captured = state.capture()
+    entries = captured.entries
+    tensors = Tensors(
+        names=[e.name for e in entries],
+        dtypes=[e.dtype for e in entries],
+        shapes=[list(e.shape) for e in entries],
+    )
+    document = TrainingState(optimizers=captured.optimizers, extra=captured.extra or None)
+    return TrainingState.model_validate_json(document.to_json()), tensors
+
+
+def fresh(**kwargs: Any) -> tuple[State, torch.optim.Optimizer]:
+    model = Net()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], **kwargs)
+    return State(model, [optimizer], {}, 1), optimizer
+
+
+def test_moments_are_made_without_a_step_and_poisoned() -> None:
+    source, optimizer = fresh(lr=0.5)
+    stepped(source.model, optimizer)
+    saved, tensors = saved_by(source)
+    target, empty = fresh(lr=0.1)
+    before = [p.detach().clone() for p in target.model.parameters()]
+    stored = {n: (d, tuple(s)) for n, d, s in zip(tensors.names, tensors.dtypes, tensors.shapes, strict=True)}
+    assert materialise.optimizer_state(target, saved.optimizers, stored) == []
+    materialise.poison([p.local for p in target.capture().pieces if p.entry.name.startswith("optimizer/")])
+    (slots,) = empty.state.values()
+    assert list(slots) == ["step", "exp_avg", "exp_avg_sq"]
+    assert all(torch.isnan(t).all() for t in slots.values())
+    assert slots["step"].shape == ()
+    assert empty.param_groups[0]["lr"] == 0.5
+    assert all(torch.equal(a, b) for a, b in zip(before, target.model.parameters(), strict=True))
+
+
+def test_a_tensor_learning_rate_is_filled_in_place() -> None:
+    source, _ = fresh(lr=torch.tensor(0.5))
+    saved, _ = saved_by(source)
+    target, optimizer = fresh(lr=torch.tensor(0.1))
+    rate = optimizer.param_groups[0]["lr"]
+    materialise.optimizer_state(target, saved.optimizers, {})
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.5
+
+
+def test_a_missing_moment_is_named() -> None:
+    source, optimizer = fresh()
+    stepped(source.model, optimizer)
+    saved, _ = saved_by(source)
+    target, _ = fresh()
+    problems = materialise.optimizer_state(target, saved.optimizers, {})
+    assert "missing in the checkpoint's index: optimizer/0/a.weight/exp_avg" in problems
+
+
+def test_another_optimizer_other_groups_and_other_fields_are_named() -> None:
+    source, _ = fresh()
+    saved, _ = saved_by(source)
+    model = Net()
+    other = State(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, 1).capture()
+    found = compare.optimizer_differences(saved, other)
+    assert "class of optimizer 0: Adam in the checkpoint, SGD in this run" in found
+    assert any("holds parameters as no group of the checkpoint does, such as ['frozen']" in f for f in found)
+
+
+def test_differences_are_told_both_ways_and_long_lists_are_cut() -> None:
+    entries = {e.name: e for e in State(Net(), [], {}, 1).capture().entries}
+    saved = Tensors(
+        names=[f"model/old.{i}" for i in range(100)], dtypes=["float32"] * 100, shapes=[[1]] * 100
+    )
+    found = compare.tensor_differences(saved, entries, ("model/",))
+    assert found[0] == "missing in the checkpoint: model/frozen"
+    assert found[-1] == "and 63 more differences"
+
+
+def test_integer_steps_and_none_of_an_optimizer_are_kept_in_json() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    state = State(model, [optimizer], {}, 1)
+    first = next(iter(model.parameters()))
+    optimizer.state[first] = {"n_iter": 3, "prev_loss": None, "al": (1.0, 2.0)}
+    saved, _ = saved_by(state)
+    optimizer.state.clear()
+    materialise.optimizer_state(state, saved.optimizers, {})
+    assert optimizer.state[first] == {"n_iter": 3, "prev_loss": None, "al": (1.0, 2.0)}
