@@ -30,7 +30,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [get, list, watch, create, patch, delete]   # create: only for server dry runs of a pod
 - apiGroups: [""]
   resources: [events]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list]               # why a Job's pods are refused
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
 {{- if .Values.store.readSecret }}
 - apiGroups: [""]
   resources: [secrets]
@@ -44,6 +47,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]               # a node's free GPUs are those that no pod of any namespace has
 {{- end }}
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
