@@ -91,7 +91,11 @@ def nothing_placed(view: View) -> Step | None:
         text = f"next placement in {wait:.0f} s: {failures} failures without a newer commit"
         return Step(told(view.status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
     cause = placement.cause if placement is not None else Cause.FIRST
-    return new_placement(view, view.status, cause)
+    step = new_placement(view, view.status, cause)
+    if view.status.phase is not Phase.SUSPENDED:
+        return step
+    event = Event(EventReason.UNSUSPENDED, "not suspended any more", f"unsuspended/{view.meta.generation}")
+    return replace(step, events=(event, *step.events))
 
 
 def job_missing(view: View) -> Step | None:

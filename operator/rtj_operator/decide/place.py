@@ -25,14 +25,17 @@ LOST_NODE_SECONDS = 60.0
 """A node that we lost but Kubernetes kept calling ready is trusted again after so long."""
 
 
-def new_placement(view: View, status: JobStatus, cause: Cause, end: End | None = None) -> Step:
-    """The next placement, or none yet while a backoff runs. `end` brings nodes to keep away from."""
+def new_placement(
+    view: View, status: JobStatus, cause: Cause, end: End | None = None, size: int | None = None
+) -> Step:
+    """The next placement, or none yet while a backoff runs. `end` brings nodes to keep away from; `size` is chosen here
+    unless it is given."""
     status = _with_loss(view, status, end)
     if status.retry_at and status.retry_at > view.time:
         return released(view, status, cause)
     old = status.placement
     lost = _keep_away(view, old, end)
-    size = choose_size(view, status, lost)
+    size = size or choose_size(view, status, lost)
     number = max([view.number, *(j.placement for j in view.observed.jobs)]) + 1
     placement = PlacementStatus(
         number=number,
@@ -147,7 +150,7 @@ def pods_missing(view: View) -> Step | None:
         status = status.model_copy(update={"capacity_short_since": since})
     smaller = shrunk_size(replace(view, status=status)) if short else None
     if smaller is not None and status.placement is not None:
-        return new_placement(view, status, status.placement.cause)
+        return new_placement(view, status, status.placement.cause, size=smaller)
     up = sum(p.up for p in view.standing)
     reason, text = blocked(view.standing) or ("PodsPending", f"{up} of {view.size} pods run")
     if reason == Reason.UNSCHEDULABLE and _own_pods_leaving(view):

@@ -99,10 +99,8 @@ def room_to_grow(view: View) -> Step | None:
         return Step(gone, (), 0.1) if status.capacity_seen_since else None
     if status.capacity_seen_since is None:
         return Step(status.model_copy(update={"capacity_seen_since": view.time}), (), 0.1)
-    if (
-        view.since(status.capacity_seen_since) < want.scale_up_delay
-        or view.since(status.resized_at) < want.cooldown
-    ):
+    cooling = status.resized_at is not None and view.since(status.resized_at) < want.cooldown
+    if cooling or view.since(status.capacity_seen_since) < want.scale_up_delay:
         return None
     return order(view, GROW, f"room for {larger} nodes, {placement.nodes} in use")
 

@@ -1,0 +1,265 @@
+"""The decision, values in and values out: lost nodes, shrinking, growing, scaling, suspending, new specs."""
+
+from dataclasses import replace
+
+import pytest
+from operator_values import (
+    NOW,
+    WANTED,
+    Situation,
+    end_report,
+    job,
+    plan,
+    pod,
+    pods,
+    rooms,
+    running,
+    sidecar,
+)
+
+from rtj_operator.api import Phase
+from rtj_operator.conditions import ConditionType, Reason, find
+from rtj_operator.decide.actions import CreateJob, DeletePods, FenceAndPublish, PublishOrder, WriteStatus
+from rtj_operator.decide.observed import Capacity, NodeRoom, Observed, PodView
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.outcome import OutcomeKind
+from trainer_sidecar.contract.plan import Order
+
+
+def cut(silent: float = 11.0) -> tuple[PodView, PodView]:
+    """Pod 1's node has been cut off: silent to the operator and to pod 0."""
+    return (
+        pod(0, plan=True, status=sidecar(0, lost_peers=[1])),
+        pod(1, plan=True, polled=True, silent=silent),
+    )
+
+
+def test_a_cut_node_is_a_new_placement_on_what_is_left_once_the_delay_has_passed_since_the_loss() -> None:
+    quick = replace(running(), wanted=replace(WANTED, scale_down_delay=5))
+    decision = quick.seeing(jobs=1, pods=cut(), capacity=rooms(node1=1, node2=1)).decide()
+    assert CreateJob(2, 1, ("node2",)) in decision.actions
+    assert decision.status.attempts[0].outcome == Cause.NODE_LOST
+    assert decision.status.placement is not None
+    assert decision.status.placement.wanted_nodes == 2
+    assert find(decision.status.conditions, ConditionType.DEGRADED).reason == Reason.FEWER_NODES  # type: ignore[union-attr]
+
+
+def test_before_the_delay_the_new_placement_keeps_its_size_and_keeps_away_from_the_lost_node() -> None:
+    decision = running().seeing(jobs=1, pods=cut(), capacity=rooms(node1=1, node2=1)).decide()
+    assert CreateJob(2, 2, ("node2",)) in decision.actions
+
+
+def test_a_third_node_takes_the_place_of_the_lost_one() -> None:
+    quick = replace(running(), wanted=replace(WANTED, scale_down_delay=5))
+    decision = quick.seeing(jobs=1, pods=cut(), capacity=rooms(node1=1, node2=1, node3=1)).decide()
+    assert CreateJob(2, 2, ("node2",)) in decision.actions
+
+
+def test_short_silence_or_silence_that_no_peer_confirms_is_no_loss() -> None:
+    assert not creates(running().seeing(jobs=1, pods=cut(silent=9.0)))
+    alone = (pod(0, plan=True, status=sidecar(0)), pod(1, plan=True, polled=True, silent=60.0))
+    assert not creates(running().seeing(jobs=1, pods=alone))
+
+
+def test_a_node_that_is_not_ready_is_lost_at_once() -> None:
+    lost = (pod(0, plan=True, status=sidecar(0)), replace(pod(1, plan=True), node_lost=True, deleting=True))
+    decision = running().seeing(jobs=1, pods=lost).decide()
+    assert decision.status.attempts[0].outcome == Cause.NODE_LOST
+    assert creates(running().seeing(jobs=1, pods=lost)) == [CreateJob(2, 2, ("node2",))]
+
+
+def test_pods_that_cannot_be_scheduled_make_the_job_smaller_only_after_the_delay() -> None:
+    short = replace(
+        pod(1, placement=2, up=False), unschedulable="0/2 nodes", unschedulable_since=NOW, scheduled=False
+    )
+    situation = lost_to_second_placement().seeing(jobs=2, pods=(pod(0, placement=2), short))
+    waiting = situation.decide()
+    assert not creates(situation)
+    assert waiting.status.reason == Reason.UNSCHEDULABLE
+    later = situation.after(waiting).later(61)
+    assert creates(later.seeing(jobs=2, pods=(pod(0, placement=2), short))) == [CreateJob(3, 1)]
+
+
+def test_a_smaller_placement_still_says_why_the_attempt_before_it_ended() -> None:
+    short = replace(
+        pod(1, placement=2, up=False), unschedulable="0/2 nodes", unschedulable_since=NOW, scheduled=False
+    )
+    second = lost_to_second_placement().later(120).seeing(jobs=2, pods=(pod(0, placement=2), short))
+    second = second.after(second.decide()).later(120)
+    third = second.after(second.decide()).seeing(jobs=3, pods=pods(1, placement=3))
+    assert [a.cause for a in third.decide().actions if isinstance(a, FenceAndPublish)] == [Cause.POD_LOST]
+
+
+def test_it_does_not_shrink_while_its_own_old_pods_hold_the_nodes() -> None:
+    short = replace(
+        pod(1, placement=2, up=False), unschedulable="0/2 nodes", unschedulable_since=NOW, scheduled=False
+    )
+    old = replace(pod(1), deleting=True)
+    situation = lost_to_second_placement().later(120).seeing(jobs=2, pods=(pod(0, placement=2), short, old))
+    decision = situation.decide()
+    assert not creates(situation)
+    assert decision.status.reason == Reason.PODS_PENDING
+
+
+def test_a_job_that_is_not_elastic_waits_for_its_size() -> None:
+    short = replace(
+        pod(1, up=False), unschedulable="0/2 nodes", unschedulable_since=NOW - 1000, scheduled=False
+    )
+    rigid = replace(Situation(), wanted=replace(WANTED, elastic=False))
+    placed = rigid.after(rigid.decide()).later(1000).seeing(jobs=1, pods=(pod(0), short))
+    assert not creates(placed)
+
+
+def test_it_grows_back_by_saving_first_once_capacity_has_been_seen_long_enough() -> None:
+    small = shrunk()
+    seen = small.seeing(jobs=1, pods=small.observed.pods, capacity=rooms(node1=1, node2=1))
+    first = seen.decide()
+    assert first.status.capacity_seen_since is not None
+    assert not orders(seen)
+    soon = seen.after(first).later(200)
+    assert not orders(soon)
+    ordered = seen.after(first).later(301)
+    assert [o.order for o in orders(ordered)] == [Order.SAVE_AND_EXIT]
+    assert ordered.decide().status.attempt.order_reason == "Growing"  # type: ignore[union-attr]
+
+
+def test_a_node_that_came_back_counts_only_after_it_was_not_ready() -> None:
+    small = shrunk(lost=["node2"])
+    back = Capacity(True, (NodeRoom("node1", True, 0, 1), NodeRoom("node2", True, NOW - 999, 1)))
+    assert (
+        small.seeing(jobs=1, pods=small.observed.pods, capacity=back).decide().status.capacity_seen_since
+        is None
+    )
+    back = Capacity(True, (NodeRoom("node1", True, 0, 1), NodeRoom("node2", True, NOW + 5, 1)))
+    later = small.later(6).seeing(jobs=1, pods=small.observed.pods, capacity=back)
+    assert later.decide().status.capacity_seen_since is not None
+
+
+def test_capacity_that_goes_away_again_starts_the_delay_anew() -> None:
+    small = shrunk()
+    seen = small.seeing(jobs=1, pods=small.observed.pods, capacity=rooms(node1=1, node2=1))
+    gone = (
+        seen.after(seen.decide()).later(100).seeing(jobs=1, pods=small.observed.pods, capacity=rooms(node1=1))
+    )
+    assert gone.decide().status.capacity_seen_since is None
+
+
+def test_kubectl_scale_orders_a_save_and_places_anew_once_all_have_exited() -> None:
+    scaled = running().wanting(nodes=1, sizes=(1,))
+    decision = scaled.decide()
+    write, order = decision.actions
+    assert isinstance(write, WriteStatus)
+    assert isinstance(order, PublishOrder)
+    assert (order.order, len(order.pods)) == (Order.SAVE_AND_EXIT, 2)
+    assert decision.status.phase is Phase.SAVING
+    draining = scaled.after(decision)
+    assert not creates(draining)
+    saved = tuple(
+        replace(
+            p, plan=plan(order=Order.SAVE_AND_EXIT), status=report.model_copy(update={"pod_index": p.index})
+        )
+        for p in draining.observed.pods
+        for report in (end_report(OutcomeKind.SAVED_AND_STOPPED),)
+    )
+    done = draining.seeing(jobs=1, pods=saved).decide()
+    assert CreateJob(2, 1) in done.actions
+    assert done.status.counters.resizes == 1
+    assert done.status.counters.failures == 0
+    assert done.status.placement.cause is Cause.RESIZED  # type: ignore[union-attr]
+
+
+def test_an_order_reaches_the_pods_that_did_not_hear_it() -> None:
+    scaled = running().wanting(nodes=1, sizes=(1,))
+    draining = scaled.after(scaled.decide())
+    heard = replace(draining.observed.pods[0], plan=plan(order=Order.SAVE_AND_EXIT))
+    half = draining.seeing(jobs=1, pods=(heard, draining.observed.pods[1]))
+    assert [o.pods for o in orders(half)] == [(("sft-p1-1", "uid-p1-1"),)]
+
+
+def test_a_drain_that_does_not_end_is_ended_at_its_deadline() -> None:
+    scaled = running().wanting(nodes=1, sizes=(1,))
+    draining = scaled.after(scaled.decide())
+    assert not creates(draining.later(119))
+    assert creates(draining.later(121)) == [CreateJob(2, 1)]
+
+
+def test_training_that_finishes_while_it_drains_is_complete() -> None:
+    scaled = running().wanting(nodes=1, sizes=(1,))
+    finished = scaled.after(scaled.decide()).seeing(
+        jobs=1, pods=pods(2, plan=plan(order=Order.SAVE_AND_EXIT), status=end_report(OutcomeKind.FINISHED))
+    )
+    assert finished.decide().status.phase is Phase.COMPLETE
+
+
+def test_suspend_saves_then_deletes_everything_and_unsuspend_goes_on() -> None:
+    asked = running().specified(suspend=True)
+    assert [o.order for o in orders(asked)] == [Order.SAVE_AND_EXIT]
+    saved = pods(2, plan=plan(order=Order.SAVE_AND_EXIT), status=end_report(OutcomeKind.SAVED_AND_STOPPED))
+    drained = asked.after(asked.decide()).seeing(jobs=1, pods=saved)
+    decision = drained.decide()
+    assert any(isinstance(a, DeletePods) for a in decision.actions)
+    assert not creates(drained)
+    going = drained.after(decision).seeing(
+        jobs=(job(1, 2, deleting=True),), pods=tuple(replace(p, deleting=True) for p in saved)
+    )
+    assert going.decide().status.phase is Phase.SAVING
+    rested = going.after(going.decide()).seeing(jobs=(), pods=())
+    asleep = rested.decide()
+    assert asleep.status.phase is Phase.SUSPENDED
+    assert asleep.status.nodes == 0
+    again = rested.after(asleep).specified(suspend=False)
+    assert creates(again) == [CreateJob(2, 2)]
+    assert again.decide().status.placement.cause is Cause.RESUMED  # type: ignore[union-attr]
+    assert [e.reason for e in again.decide().events] == ["Unsuspended", "PlacementCreated"]
+
+
+def test_a_job_that_is_born_suspended_creates_nothing() -> None:
+    decision = Situation().specified(suspend=True).decide()
+    assert decision.status.phase is Phase.SUSPENDED
+    assert [type(a) for a in decision.actions] == [WriteStatus]
+
+
+def test_a_changed_template_saves_and_places_anew() -> None:
+    changed = running().wanting(spec_hash="another")
+    assert [o.order for o in orders(changed)] == [Order.SAVE_AND_EXIT]
+    assert changed.decide().status.attempt.order_reason == "SpecChanged"  # type: ignore[union-attr]
+
+
+def test_a_hung_attempt_is_relaunched_in_place() -> None:
+    situation = running().stepping(10)
+    stuck = situation.after(situation.decide()).later(1900)
+    assert [a.cause for a in stuck.decide().actions if isinstance(a, FenceAndPublish)] == [Cause.HUNG]
+    moving = stuck.stepping(11)
+    assert not [a for a in moving.decide().actions if isinstance(a, FenceAndPublish)]
+
+
+@pytest.mark.parametrize("fits", [0, 1])
+def test_a_shrunk_job_whose_pod_is_lost_does_not_bounce_to_full_size(fits: int) -> None:
+    small = shrunk()
+    lost = small.seeing(jobs=1, pods=(pod(0, plan=True, gone=True),), capacity=rooms(node1=1, node2=fits))
+    (create,) = creates(lost)
+    assert create.nodes == 1 + fits
+
+
+def creates(situation: Situation) -> list[CreateJob]:
+    return [a for a in situation.decide().actions if isinstance(a, CreateJob)]
+
+
+def orders(situation: Situation) -> list[PublishOrder]:
+    return [a for a in situation.decide().actions if isinstance(a, PublishOrder)]
+
+
+def lost_to_second_placement() -> Situation:
+    """Pod 1 was deleted; placement 2 stands in the status."""
+    lost = running().seeing(jobs=1, pods=(pod(0, plan=True, status=sidecar(0)), pod(1, plan=True, gone=True)))
+    return replace(lost.after(lost.decide()), observed=Observed())
+
+
+def shrunk(lost: list[str] | None = None) -> Situation:
+    """Attempt 1 trains on one node of two asked for."""
+    small = running(epoch=None, nodes=1)
+    placement = small.status.placement
+    assert placement is not None
+    placement = placement.model_copy(update={"nodes": 1, "wanted_nodes": 2, "lost_nodes": lost or []})
+    small = replace(small, status=small.status.model_copy(update={"placement": placement}))
+    return small.after(small.decide())
