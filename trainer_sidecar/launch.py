@@ -166,6 +166,17 @@ def kill_descendants(without: int = 0) -> float:
     return time.monotonic() - start
 
 
+def count_oom_kills() -> int:
+    """Processes of this container's cgroup that the kernel has killed for memory (cgroup v2); 0 where it does not say."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            own = next((line.strip()[3:] for line in file if line.startswith("0::")), "/")
+        with open(os.path.join("/sys/fs/cgroup", own.lstrip("/"), "memory.events"), encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0  # the root cgroup, or cgroup v1
+
+
 class RankReports:
     """Datagrams of the guards. The socket is reached through /proc/self/fd: volume paths can exceed 108 bytes."""
 
@@ -394,6 +405,7 @@ class Generation:
         self.ranks = range(node * per_node, (node + 1) * per_node)
         self.pids: dict[int, int] = {}
         self.deaths: dict[int, dict[str, Any]] = {}
+        self.oom_kills = count_oom_kills()
         self.failed_at: float | None = None
         self.outcome: dict[str, Any] | None = None
         self.ended_at = 0.0
@@ -645,6 +657,10 @@ class Launcher:
             killed_as=killed_as,
             launcher_error=launcher_error,
         )
+        oom_kills = count_oom_kills() - generation.oom_kills
+        if oom_kills > 0:
+            outcome["oomKills"] = oom_kills
+            outcome["message"] += f" (the kernel killed {oom_kills} processes of this container for memory)"
         generation.outcome, generation.ended_at = outcome, time.monotonic()
         self._publish(outcome)
         if not well:

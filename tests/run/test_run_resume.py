@@ -117,7 +117,7 @@ def test_ctrl_c_saves_at_the_next_step_and_the_tables_show_it(
     run = start_run(
         file_url, SCRIPT, "10000", "0.05", options=(*OPTIONS, "--nproc", "1", "--interval-steps", "0")
     )
-    run.until_event("AttemptStarted")
+    run.until_text("rank 0 trains from step 0")
     run.process.send_signal(signal.SIGINT)
     assert run.wait(120) == 143, run.text()
     outcome = run.events("AttemptEnded")[0]["outcome"]

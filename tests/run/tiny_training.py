@@ -31,6 +31,7 @@ def main(total_steps: int, step_seconds: float) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
     options = {"data": Squares(), "collate": torch.stack, "total_steps": total_steps, "device": "cpu"}
     with Session.from_env(model=model, optimizer=optimizer, scheduler=scheduler, **options) as session:
+        print(f"rank {session.rank} trains from step {session.step}", flush=True)
         for batch in session.batches():
             loss = torch.nn.functional.mse_loss(model(batch), batch) / session.accumulation
             loss.backward()

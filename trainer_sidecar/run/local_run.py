@@ -152,7 +152,8 @@ class LocalRun:
             self._status.poll()
             if outcome is not None:
                 retry = outcome.kind in KEPT_UP and not self._stops
-                return Ended(outcome, retry=retry)
+                cause = Cause.OOM_KILLED if outcome.oom_kills else Cause.RANK_FAILED
+                return Ended(outcome, cause=cause, retry=retry)
             if ordered < min(self._stops, 2):
                 ordered = min(self._stops, 2)
                 self._tell_order(ordered)
