@@ -1,0 +1,103 @@
+"""An API server in memory for pure wiring: uid and resourceVersion preconditions as the real one has them, no more.
+
+What it cannot show (validation, admission, controllers) is shown on the real cluster.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+from rtj_operator.kube import AlreadyExists, Conflict, Kind, NotFound, Object
+
+Key = tuple[str, str, str]
+
+
+class FakeKube:
+    """Implements `Kube`. `log` lists every write as (verb, kind, name)."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Object] = {}
+        self.log: list[tuple[str, str, str]] = []
+        self._versions = itertools.count(1)
+        self._uids = itertools.count(1)
+
+    def put(self, kind: Kind, body: Object) -> Object:
+        """Place an object as a test wants it."""
+        meta = body.setdefault("metadata", {})
+        meta.setdefault("uid", f"uid-{next(self._uids)}")
+        meta["resourceVersion"] = str(next(self._versions))
+        self.objects[(kind.plural, meta.get("namespace", ""), meta["name"])] = body
+        return body
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        return copy.deepcopy(self._find(kind, namespace, name))
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> list[Object]:
+        wanted = dict(pair.split("=", 1) for pair in labels.split(",") if "=" in pair)
+        return [
+            copy.deepcopy(body)
+            for (plural, ns, _), body in self.objects.items()
+            if plural == kind.plural
+            and namespace in (None, ns)
+            and all((body["metadata"].get("labels") or {}).get(k) == v for k, v in wanted.items())
+        ]
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False
+    ) -> Object:
+        name = body["metadata"]["name"]
+        if (kind.plural, namespace or "", name) in self.objects:
+            raise AlreadyExists(f"{kind.plural} {name} exists", status=409)
+        self.log.append(("create", kind.plural, name))
+        stored = copy.deepcopy(body)
+        stored["metadata"]["namespace"] = namespace or ""
+        return copy.deepcopy(self.put(kind, stored))
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, body: Object, *, uid: str, resource_version: str = ""
+    ) -> Object:
+        found = self._guarded(kind, namespace, name, uid, resource_version)
+        self.log.append(("patch", kind.plural, name))
+        _merge(found, body)
+        return copy.deepcopy(self.put(kind, found))
+
+    async def write_status(
+        self, kind: Kind, namespace: str, name: str, status: Object, *, uid: str, resource_version: str
+    ) -> Object:
+        found = self._guarded(kind, namespace, name, uid, resource_version)
+        self.log.append(("status", kind.plural, name))
+        found["status"] = copy.deepcopy(status)
+        return copy.deepcopy(self.put(kind, found))
+
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        key = (kind.plural, namespace, name)
+        if key in self.objects and self.objects[key]["metadata"]["uid"] == uid:
+            self.log.append(("delete", kind.plural, name))
+            del self.objects[key]
+
+    def _find(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        try:
+            return self.objects[(kind.plural, namespace or "", name)]
+        except KeyError:
+            raise NotFound(f"{kind.plural} {name}", status=404) from None
+
+    def _guarded(self, kind: Kind, namespace: str, name: str, uid: str, version: str) -> Object:
+        found = self._find(kind, namespace, name)
+        meta = found["metadata"]
+        if meta["uid"] != uid or (version and meta["resourceVersion"] != version):
+            raise Conflict(f"{kind.plural} {name}: uid or resourceVersion differs", status=409)
+        return found
+
+
+def _merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            _merge(target.setdefault(key, {}), value)
+        else:
+            target[key] = value

@@ -1,0 +1,269 @@
+"""The operator dies after any write, or two operators act at once: one Job, one `Attempt`, one plan on all pods."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kube import FakeKube
+
+from rtj_operator.api.effective import OperatorDefaults
+from rtj_operator.api.names import LABEL_PLACEMENT, LABEL_UID
+from rtj_operator.apply import Applier
+from rtj_operator.decide.observed import Observed
+from rtj_operator.events import EventPoster
+from rtj_operator.faults import (
+    AFTER_ATTEMPT_ENTRY,
+    AFTER_JOB_CREATE,
+    AFTER_PLAN_ON_ONE_POD,
+    AFTER_STATUS_WRITE,
+    PLACES,
+    Faults,
+)
+from rtj_operator.kube import JOBS, PODS, RTJ, Object
+from rtj_operator.metrics import OperatorMetrics
+from rtj_operator.observe import Observer
+from rtj_operator.pods import PodSettings
+from rtj_operator.reconcile import Reconciler, TryLater
+from trainer_sidecar.contract.journal import Attempt
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
+from trainer_sidecar.store.file import FileStore
+from trainer_sidecar.store.history import History
+from trainer_sidecar.store.journal import Journal
+
+KEY = ("ns", "sft")
+
+
+class Died(BaseException):
+    """The process is gone: nothing catches it."""
+
+
+class DyingFaults(Faults):
+    """Raises where the real one kills the process."""
+
+    def die(self, place: str) -> None:
+        raise Died(place)
+
+
+class LocalStores:
+    """Every job's store is one folder: what the fence needs of a store, without a server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = FileStore(folder)
+
+    def get(self, spec: Any, credentials: Any) -> FileStore:
+        return self.store
+
+
+class NoCapacity(Observer):
+    """Reads the fake's pods; their sidecars do not answer, and nobody asks them."""
+
+    async def _ask(self, views: Any, status_port: int, placement: int) -> Any:
+        return views
+
+
+class Cluster:
+    """The fake API server with a job in it, and pods that come up by themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kube, self.stores = FakeKube(), LocalStores(folder)
+        self.nonces = (f"nonce-{n}" for n in itertools.count(1))
+        self.kube.put(RTJ, job_object())
+
+    def operator(self, fault: str = "") -> Reconciler:
+        """A new operator process."""
+        settings = PodSettings(sidecar_image="sidecar")
+        applier = Applier(
+            self.kube,
+            settings,
+            OperatorMetrics(),
+            writer="operator/test",
+            faults=DyingFaults(fault),
+            stores=self.stores,  # type: ignore[arg-type]
+        )
+        events = EventPoster(self.kube, "test")
+        return Reconciler(
+            self.kube,
+            NoCapacity(self.kube),
+            applier,
+            events,
+            OperatorDefaults(),
+            settings,
+            nonce=lambda: next(self.nonces),
+        )
+
+    def pods_come_up(self) -> None:
+        for job in [b for (plural, _, _), b in self.kube.objects.items() if plural == JOBS.plural]:
+            for index in range(job["spec"]["parallelism"]):
+                name = f"{job['metadata']['name']}-{index}"
+                if (PODS.plural, "ns", name) not in self.kube.objects:
+                    self.kube.put(PODS, pod_object(job, name, index))
+
+    def step(self, reconciler: Reconciler) -> None:
+        """One reconcile, and what Kubernetes does after it."""
+        try:
+            asyncio.run(reconciler.reconcile(KEY))
+        finally:
+            self.pods_come_up()
+
+    def history(self) -> History:
+        return Journal(self.stores.store, RunKeys("ns", "sft")).read()
+
+    def plans(self) -> list[Plan]:
+        pods = [b for (plural, _, _), b in self.kube.objects.items() if plural == PODS.plural]
+        found = [(p["metadata"].get("annotations") or {}).get(PLAN_ANNOTATION) for p in pods]
+        return [Plan.model_validate_json(text) for text in found if text]
+
+    def status(self) -> Object:
+        status: Object = self.kube.objects[(RTJ.plural, "ns", "sft")]["status"]
+        return status
+
+
+def job_object() -> Object:
+    return {
+        "apiVersion": RTJ.api_version,
+        "kind": RTJ.kind,
+        "metadata": {"name": "sft", "namespace": "ns", "uid": "uid-job", "generation": 1},
+        "spec": {
+            "nodes": 2,
+            "batch": {"globalBatchSize": 8},
+            "checkpoint": {"store": {"url": "s3://bucket/team"}},
+            "template": {
+                "spec": {"containers": [{"name": "trainer", "image": "x", "command": ["train.py"]}]}
+            },
+        },
+    }
+
+
+def pod_object(job: Object, name: str, index: int) -> Object:
+    running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    labels = {
+        **job["spec"]["template"]["metadata"]["labels"],
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    return {
+        "metadata": {"name": name, "namespace": "ns", "labels": labels},
+        "spec": {"nodeName": f"node{index}"},
+        "status": {
+            "phase": "Running",
+            "podIP": f"10.0.0.{index + 1}",
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "PodScheduled", "status": "True"}],
+            "initContainerStatuses": [{"name": "rtj-sidecar", **running}],
+            "containerStatuses": [{"name": "trainer", **running}],
+        },
+    }
+
+
+def run_until_planned(cluster: Cluster, reconciler: Reconciler, steps: int = 8) -> None:
+    for _ in range(steps):
+        cluster.step(reconciler)
+
+
+def assert_one_of_everything(cluster: Cluster) -> None:
+    jobs = [name for (plural, _, name) in cluster.kube.objects if plural == JOBS.plural]
+    assert jobs == ["sft-p1"]
+    attempts = cluster.history().attempts
+    assert [a.attempt for a in attempts] == [1]
+    assert cluster.history().tail == 1
+    plans = cluster.plans()
+    assert len(plans) == 2
+    assert {p.nonce for p in plans} == {attempts[0].nonce}
+    assert {p.epoch for p in plans} == {1}
+    assert cluster.status()["attempt"]["epoch"] == 1
+    assert cluster.status()["attempt"]["nonce"] == attempts[0].nonce
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "store")
+
+
+def test_without_a_crash_there_is_one_job_one_attempt_and_one_plan(cluster: Cluster) -> None:
+    run_until_planned(cluster, cluster.operator())
+    assert_one_of_everything(cluster)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        f"{AFTER_STATUS_WRITE}:1",
+        f"{AFTER_STATUS_WRITE}:2",
+        f"{AFTER_STATUS_WRITE}:3",
+        AFTER_JOB_CREATE,
+        AFTER_ATTEMPT_ENTRY,
+        AFTER_PLAN_ON_ONE_POD,
+    ],
+)
+def test_a_crash_after_any_write_leaves_nothing_twice(cluster: Cluster, fault: str) -> None:
+    with pytest.raises(Died):
+        run_until_planned(cluster, cluster.operator(fault))
+    run_until_planned(cluster, cluster.operator())
+    assert_one_of_everything(cluster)
+
+
+def test_two_operators_that_act_at_once_make_one_attempt(cluster: Cluster) -> None:
+    async def both() -> None:
+        one, two = cluster.operator(), cluster.operator()
+        for _ in range(8):
+            await asyncio.gather(one.reconcile(KEY), two.reconcile(KEY), return_exceptions=True)
+            cluster.pods_come_up()
+
+    asyncio.run(both())
+    assert_one_of_everything(cluster)
+
+
+def test_the_attempt_stands_in_the_journal_with_cause_and_owner(cluster: Cluster) -> None:
+    run_until_planned(cluster, cluster.operator())
+    entry = cluster.history().entries[0]
+    assert isinstance(entry, Attempt)
+    assert (entry.cause, entry.owner.uid, entry.writer) == ("First", "uid-job", "operator/test")
+    assert entry.restore is None
+
+
+def test_a_job_of_somebody_else_under_our_name_is_never_touched(cluster: Cluster) -> None:
+    foreign = {
+        "metadata": {
+            "name": "sft-p1",
+            "namespace": "ns",
+            "labels": {LABEL_UID: "other", LABEL_PLACEMENT: "1"},
+        }
+    }
+    cluster.kube.put(JOBS, {**foreign, "spec": {"parallelism": 0}})
+    with pytest.raises(TryLater, match="delete it, or rename this job"):
+        cluster.step(cluster.operator())
+    assert ("delete", "jobs", "sft-p1") not in cluster.kube.log
+    assert "is not this object's" in cluster.status()["message"]
+
+
+def test_a_store_that_cannot_be_reached_is_said_and_tried_again(cluster: Cluster) -> None:
+    from trainer_sidecar.store.base import UnavailableError
+
+    class Away:
+        def get(self, spec: Any, credentials: Any) -> Any:
+            raise UnavailableError("s3://bucket/team cannot be reached: connection refused")
+
+    good, cluster.stores = cluster.stores, Away()  # type: ignore[assignment]
+    operator = cluster.operator()
+    cluster.step(operator)
+    with pytest.raises(TryLater):
+        run_until_planned(cluster, operator)
+    conditions = {c["type"]: c for c in cluster.status()["conditions"]}
+    assert conditions["Degraded"]["reason"] == "StoreUnavailable"
+    writes = len(cluster.kube.log)
+    with pytest.raises(TryLater):
+        cluster.step(operator)
+    assert len(cluster.kube.log) == writes, "a retry that fails alike writes nothing"
+    cluster.stores = good
+    run_until_planned(cluster, cluster.operator())
+    assert_one_of_everything(cluster)
+
+
+def test_a_fault_setting_that_names_no_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="after-job-create"):
+        Faults("nowhere")
+    assert len(PLACES) == 4
+    assert Observed().jobs == ()
