@@ -31,6 +31,7 @@ from trainer_sidecar.contract.plan import Endpoint, Plan
 from trainer_sidecar.contract.status import SaveOutcome, SidecarStatus
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.contract.volume import BufferState, Volume, pack_control, unpack_control
+from trainer_sidecar.sidecar.sidecar import Sidecar
 from trainer_sidecar.store.file import FileStore
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
@@ -167,6 +168,7 @@ class World:
         )
         self.pods = [Pod(root / f"pod-{i}", i, self.store_root) for i in range(nodes)]
         self.ranks: list[FakeRank] = []
+        self.embedded: list[Sidecar] = []
         self.plan: Plan | None = None
 
     def history(self) -> History:
@@ -253,6 +255,8 @@ class World:
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()
+        for sidecar in self.embedded:
+            sidecar.stop()
         for pod in self.pods:
             pod.kill()
 

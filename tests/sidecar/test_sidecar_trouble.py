@@ -42,6 +42,7 @@ def in_process(world: World, *faults: Fault) -> tuple[Sidecar, FaultyStore]:
         threads=2,
     )
     sidecar = Sidecar(config, lambda: store)
+    world.embedded.append(sidecar)
     sidecar.start()
     return sidecar, store
 

@@ -84,8 +84,12 @@ class Reporter:
             self._wake.wait(self._interval)
             self._wake.clear()
             save = self._saves.current
-            if not self.report_once():
-                self._ask_journal(save)
+            try:
+                if not self.report_once():
+                    self._ask_journal(save)
+            except Exception:
+                # The only thread that learns outcomes here: what fails (a full volume, say) is tried again.
+                log.exception("reporting failed")
 
     def report_once(self) -> bool:
         """Report now and take the answer; False when the coordinator gave none."""

@@ -46,6 +46,20 @@ class _Epoch:
     phases: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TrainerView:
+    """The trainer as `/status` shows it. `plan` None: no epoch is served yet."""
+
+    state: TrainerState
+    ready: bool
+    reason: str
+    plan: Plan | None = None
+    ranks: list[RankStatus] = field(default_factory=list)
+    outcome: Outcome | None = None
+    progress: ProgressStatus | None = None
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
+
+
 class Ranks:
     """Thread-safe registry of this pod's ranks for the plan's epoch."""
 
@@ -155,41 +169,28 @@ class Ranks:
             return None
         return outcome if outcome.epoch == epoch else None
 
-    @property
-    def outcome(self) -> Outcome | None:
-        return self._epoch.outcome if self._epoch else None
-
-    @property
-    def shown_progress(self) -> ProgressStatus | None:
-        return self._epoch.progress if self._epoch else None
-
-    def phases(self) -> PhaseTimes:
-        with self._lock:
-            return PhaseTimes(**self._epoch.phases) if self._epoch else PhaseTimes()
-
-    def ranks(self) -> list[RankStatus]:
-        with self._lock:
-            known = self._epoch.ranks.values() if self._epoch else []
-            return [
-                RankStatus(rank=r.rank, pid=r.pid, alive=r.alive, step=r.step)
-                for r in sorted(known, key=lambda r: r.rank)
-            ]
-
-    def all_alive(self) -> bool:
+    def view(self) -> "TrainerView":
+        """Everything of one epoch at one moment: an outcome is never shown beside another epoch's number."""
         with self._lock:
             state = self._epoch
-            return state is not None and all(
-                r in state.ranks and state.ranks[r].alive for r in state.expected
+            trainer, ready, reason = _readiness(state)
+            if state is None:
+                return TrainerView(trainer, ready, reason)
+            ranks = sorted(state.ranks.values(), key=lambda r: r.rank)
+            return TrainerView(
+                trainer,
+                ready,
+                reason,
+                plan=state.plan,
+                ranks=[RankStatus(rank=r.rank, pid=r.pid, alive=r.alive, step=r.step) for r in ranks],
+                outcome=state.outcome,
+                progress=state.progress,
+                phases=PhaseTimes(**state.phases),
             )
 
     def any_alive(self) -> bool:
         with self._lock:
             return self._epoch is not None and any(r.alive for r in self._epoch.ranks.values())
-
-    def readiness(self) -> tuple[TrainerState, bool, str]:
-        """(state, ready, one sentence why)."""
-        with self._lock:
-            return _readiness(self._epoch)
 
 
 def _readiness(state: _Epoch | None) -> tuple[TrainerState, bool, str]:

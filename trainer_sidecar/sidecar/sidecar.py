@@ -36,6 +36,7 @@ class Sidecar:
     def __init__(self, config: Config, open_store: Callable[[], Store]) -> None:
         """Prepares the volume and binds the HTTP port. Raises OSError."""
         self._config = config
+        self._ended = threading.Event()
         volume = config.volume
         workdir.prepare(volume)
         self.is_coordinator = config.pod_index == 0
@@ -74,6 +75,11 @@ class Sidecar:
         self.http.start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
+    def stop(self) -> None:
+        """Stop listening for HTTP and plans at once. A process simply ends instead; this is for who embeds it."""
+        self._ended.set()
+        self.http.stop()
+
     def drain(self) -> None:
         """Return once nothing sealed is left to upload or commit; the grace period, if any, ends it earlier."""
         while self._busy():
@@ -94,8 +100,7 @@ class Sidecar:
         return sealed == save.of or self.ranks.any_alive() or len(save.uploaded) < len(save.phases)
 
     def _watch(self) -> None:
-        while True:
-            time.sleep(PLAN_POLL_SECONDS)
+        while not self._ended.wait(PLAN_POLL_SECONDS):
             try:
                 self.plans.poll()
                 self.ranks.poll()
@@ -112,9 +117,10 @@ class Sidecar:
             self.evidence.begin(plan)
             self._settling.begin(plan, interrupted, first=first)
             self.notes.begin(plan.epoch)
-            self.ranks.begin(plan)
             self.heard.begin(plan)
             self.standing.begin(plan)
+            # Last: from here on `/status` shows this epoch, and nothing of an older one may stand beside it.
+            self.ranks.begin(plan)
         self.coordinator.begin(plan)
         self.reporter.begin(plan)
         self.requests.serve(plan.epoch)
@@ -141,29 +147,26 @@ class Sidecar:
 
     def status(self) -> SidecarStatus:
         """What `/status` shows."""
-        plan, save = self.plans.plan, self.saves.current
-        trainer, ready, reason = self.ranks.readiness()
-        outcome = self.ranks.outcome
-        if self.standing.wants_plan:
-            reason = f"{reason} Also: {self.standing.reason}."
-        if self.plans.error:
-            reason = f"{reason} Also: {self.plans.error}."
+        view, save = self.ranks.view(), self.saves.current
+        plan, outcome = view.plan, view.outcome
         deadline = plan.checkpoint.save_timeout_seconds if plan else 0.0
-        errors = [*save.errors.values()] if save else []
+        errors = list(save.errors.values()) if save else []
+        wants_plan = self.standing.wants_plan
+        also = [self.standing.reason if wants_plan else "", self.plans.error]
         return SidecarStatus(
             contract_version=CONTRACT_VERSION,
             pod_index=self._config.pod_index,
-            ready=ready,
-            reason=reason,
+            ready=view.ready,
+            reason=" ".join([view.reason, *(f"Also: {text}." for text in also if text)]),
             epoch=plan.epoch if plan else 0,
             attempt=plan.attempt if plan else 0,
-            wants_plan=self.standing.wants_plan,
+            wants_plan=wants_plan,
             fenced=self.standing.fenced,
-            trainer=trainer,
-            ranks=self.ranks.ranks(),
+            trainer=view.state,
+            ranks=view.ranks,
             outcome=outcome,
             oom_kills=outcome.oom_kills if outcome else 0,
-            progress=self.ranks.shown_progress,
+            progress=view.progress,
             in_flight=save.status(deadline) if save else None,
             last_committed=self.run.last_committed,
             consecutive_failures=self.saves.consecutive_failures,
@@ -171,5 +174,5 @@ class Sidecar:
             store_error=(errors or [self.standing.error])[0],
             resume=self.evidence.report,
             lost_peers=self.heard.lost() if self.is_coordinator else self.reporter.lost(),
-            phases=self.ranks.phases(),
+            phases=view.phases,
         )
