@@ -167,14 +167,20 @@ def kill_descendants(without: int = 0) -> float:
 
 
 def count_oom_kills() -> int:
-    """Processes of this container's cgroup that the kernel has killed for memory (cgroup v2); 0 where it does not say."""
-    try:
-        with open("/proc/self/cgroup", encoding="ascii") as file:
-            own = next((line.strip()[3:] for line in file if line.startswith("0::")), "/")
-        with open(os.path.join("/sys/fs/cgroup", own.lstrip("/"), "memory.events"), encoding="ascii") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0  # the root cgroup, or cgroup v1
+    """Processes of this container's cgroup that the kernel has killed for memory; 0 where it does not say."""
+    own = {"": "/"}
+    with open("/proc/self/cgroup", encoding="ascii") as file:
+        own.update(line.rstrip("\n").split(":", 2)[1:] for line in file)
+    v2, v1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
+    places = [f"{v2}{own['']}/memory.events", f"{v1}{own.get('memory', '/')}/memory.oom_control"]
+    places.append(f"{v1}/memory.oom_control")  # v1 in a container: its own cgroup is the mount's root
+    for path in places:
+        try:
+            with open(path, encoding="ascii") as file:
+                return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+        except OSError:
+            continue
+    return 0
 
 
 class RankReports:
