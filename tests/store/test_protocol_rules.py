@@ -381,7 +381,7 @@ def nothing_starts_from_scratch_silently(_: Path) -> None:
 
 def drop_r11_scratch(patch: Patch) -> None:
     """With nothing restorable left, an attempt starts from scratch."""
-    patch.setattr(fencing, "_pick", lambda history, *_: history.newest_restorable)
+    patch.setattr(fencing._Fencing, "_pick", lambda _self, history: history.newest_restorable)
 
 
 @rule("R11 (all quarantined)", drop_r11_scratch)

@@ -5,7 +5,7 @@ All calls block: callers use threads. Keys are relative to the store's URL.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,6 +162,11 @@ class Store(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete, missing keys are fine."""
+        ...
+
+    def discard_unfinished(self, prefix: str, wanted: Callable[[str], bool]) -> int:
+        """Remove what broken-off writes below `prefix` left behind (multipart uploads, temporary files) for keys for
+        which `wanted(key)`. A temporary file is judged by its folder, `<folder>/`. Returns how many."""
         ...
 
     def close(self) -> None:

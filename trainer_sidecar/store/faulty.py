@@ -85,6 +85,9 @@ class FaultyStore:
     def delete(self, keys: Sequence[str]) -> None:
         self._call("delete", keys[0] if keys else "", lambda: self.inner.delete(keys))
 
+    def discard_unfinished(self, prefix: str, wanted: Callable[[str], bool]) -> int:
+        return self._call("discard_unfinished", prefix, lambda: self.inner.discard_unfinished(prefix, wanted))
+
     def close(self) -> None:
         self.inner.close()
 

@@ -13,6 +13,21 @@ from trainer_sidecar.contract.checkpoint import ManifestFile
 from trainer_sidecar.contract.journal import Attempt, Cause, Entry, Owner, Quarantined, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.topology import Topology
+from trainer_sidecar.store.fence_errors import (
+    FenceError,
+    ForkSourceError,
+    NothingRestorableError,
+    RunExistsError,
+    RunTakenOverError,
+    SupersededError,
+)
+from trainer_sidecar.store.forks import (
+    Fork,
+    choose_source,
+    hold,
+    holder_name,
+    source_journal,
+)
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalLostError
 from trainer_sidecar.store.verify import BadCheckpointError, read_manifest, verify_ingest
@@ -21,6 +36,8 @@ __all__ = [
     "FenceError",
     "FenceRequest",
     "Fenced",
+    "Fork",
+    "ForkSourceError",
     "JournalLostError",
     "NothingRestorableError",
     "RunExistsError",
@@ -31,36 +48,6 @@ __all__ = [
 
 PlanFor = Callable[[RestorePoint | None, Topology | None], Topology]
 """(restore point, its saved topology) -> topology of the attempt. Its refusals pass through."""
-
-
-class FenceError(Exception):
-    """An attempt may not start. The message says why and what to do."""
-
-    reason = "FenceRefused"
-
-
-class RunTakenOverError(FenceError):
-    """This run was ours and another owner has fenced it since (R8)."""
-
-    reason = "RunTakenOver"
-
-
-class RunExistsError(FenceError):
-    """The run belongs to another owner and the spec does not adopt it (R8)."""
-
-    reason = "RunExists"
-
-
-class SupersededError(FenceError):
-    """This attempt stands in the journal and a later one has fenced it already."""
-
-    reason = "Superseded"
-
-
-class NothingRestorableError(FenceError):
-    """Commits exist and none can be restored (R11, R24). Never a start from scratch."""
-
-    reason = "NothingRestorable"
 
 
 @dataclass(frozen=True)
@@ -77,6 +64,8 @@ class FenceRequest:
     known_commits: bool = False
     """Whether the caller has ever seen a commit of this run."""
     adopt: bool = False
+    fork: Fork | None = None
+    """Where a run without attempts starts from; ignored once it has one."""
 
 
 @dataclass(frozen=True)
@@ -98,46 +87,160 @@ class Fenced:
 
 def fence_and_pick(journal: Journal, request: FenceRequest, *, timeout: float | None = None) -> Fenced:
     """Append this attempt's `Attempt`, or find it. Raises the errors above, StoreError, and what `plan_for` raises."""
-    history = journal.read()
-    journal.check_writable(history)
-    bad: list[str] = []
-    while True:
-        own = history.attempt_with(request.attempt_nonce)
-        if own is not None:
-            _check_owner(history, request, journal)
-            return _reuse(journal, history, own, tuple(bad))
-        pick = _pick(history, request, journal)
+    return _Fencing(journal, request, timeout).run()
+
+
+class _Fencing:
+    """One call of `fence_and_pick`: pick, look, plan, append; again from the top whenever the journal has moved."""
+
+    def __init__(self, journal: Journal, request: FenceRequest, timeout: float | None) -> None:
+        self._journal, self._request, self._timeout = journal, request, timeout
+        self._source: Journal | None = None
+        self._bad: list[str] = []
+
+    def run(self) -> Fenced:
+        history = self._journal.read()
+        self._journal.check_writable(history)
+        while True:
+            own = history.attempt_with(self._request.attempt_nonce)
+            fenced = self._try(history) if own is None else self._reuse(history, own)
+            if fenced is not None:
+                return fenced
+            history = self._journal.history
+
+    def _try(self, history: History) -> Fenced | None:
+        """One pass; None when the journal has moved on and everything is decided again."""
+        request, journal = self._request, self._journal
+        pick = self._pick(history)
         manifest: ManifestFile | None = None
         if pick is not None:
             try:
                 manifest = verify_ingest(journal.store, _keys(journal, pick), pick, parallel=journal.parallel)
             except BadCheckpointError as exc:
-                bad.append(str(exc))
-                _quarantine(journal, request, pick, exc, timeout)
-                history = journal.history
-                continue
+                self._bad.append(str(exc))
+                self._quarantine(pick, exc)
+                return None
         saved = manifest.topology if manifest else None
         topology = request.plan_for(pick, saved)
-        entry = _append(journal, request, pick, topology, timeout)
-        if isinstance(entry, Attempt):
-            return Fenced(
-                entry.attempt, entry.seq, entry.restore, entry.topology, saved, entry, manifest, tuple(bad)
-            )
-        history = journal.history
-
-
-def _pick(history: History, request: FenceRequest, journal: Journal) -> RestorePoint | None:
-    """The restore point for the next attempt, after everything that forbids one."""
-    _check_owner(history, request, journal)
-    _check_not_lost(history, request, journal)
-    pick = history.newest_restorable
-    if pick is None and (history.manifests or history.fork_point is not None):
-        raise NothingRestorableError(
-            f"run {journal.keys.prefix} in {journal.store.url} has {len(history.manifests)} commits and none can be "
-            f"restored: {_why_none(history)}. Repair or reinstate one (rtj checkpoints reinstate); "
-            "it does not start from scratch"
+        if self._source is not None and pick is not None:
+            self._hold(self._source, pick)
+        entry = self._append(pick, topology)
+        if not isinstance(entry, Attempt):
+            return None
+        return Fenced(
+            attempt=entry.attempt,
+            epoch=entry.seq,
+            restore=entry.restore,
+            topology=entry.topology,
+            saved_topology=saved,
+            entry=entry,
+            manifest=manifest,
+            quarantined=tuple(self._bad),
         )
-    return pick
+
+    def _pick(self, history: History) -> RestorePoint | None:
+        """The restore point for the next attempt, after everything that forbids one."""
+        _check_owner(history, self._request, self._journal)
+        _check_not_lost(history, self._request, self._journal)
+        if self._request.fork is not None and not history.attempts:
+            if self._source is None:
+                self._source = source_journal(self._journal, self._request.fork)
+                self._source.read()
+            return choose_source(self._source.history, self._request.fork, history)
+        self._source = None
+        pick = history.newest_restorable
+        if pick is None and (history.manifests or history.fork_point is not None):
+            raise _nothing_restorable(history, self._journal)
+        return pick
+
+    def _append(self, pick: RestorePoint | None, topology: Topology) -> Entry | None:
+        request = self._request
+
+        def decide(history: History) -> Entry | None:
+            if history.attempt_with(request.attempt_nonce) is not None:
+                return None
+            if self._pick(history) != pick:
+                return None  # a last commit slipped in, or a verdict: pick again, from the newer one
+            return Attempt(
+                seq=history.next_seq,
+                epoch=history.next_seq,
+                owner=request.owner,
+                writer=request.writer,
+                nonce=request.attempt_nonce,
+                time=time.time(),
+                attempt=history.next_attempt,
+                cause=request.cause,
+                topology=topology,
+                restore=pick,
+            )
+
+        return self._journal.append(decide, timeout=self._timeout)
+
+    def _quarantine(self, pick: RestorePoint, bad: BadCheckpointError) -> None:
+        """In the own journal, also for a fork's source (R15)."""
+        request = self._request
+
+        def decide(history: History) -> Entry | None:
+            if self._pick(history) != pick:
+                return None  # retired or quarantined meanwhile: the verdict is dropped (R21, R24)
+            return Quarantined(
+                seq=history.next_seq,
+                epoch=history.epoch,
+                owner=request.owner,
+                writer=request.writer,
+                nonce=uuid4().hex,
+                time=time.time(),
+                checkpoint_ids=[pick.checkpoint_id],
+                fault=bad.fault,
+                reason=str(bad)[:1000],
+                file=bad.file,
+                detail={"expected": bad.expected, "found": bad.found, "reads": 2},
+            )
+
+        self._journal.append(decide, timeout=self._timeout)
+
+    def _hold(self, source: Journal, pick: RestorePoint) -> None:
+        """R15: before the fork's own `Attempt`, so that retention at the source cannot take it away."""
+        request = self._request
+        hold(
+            source,
+            pick.checkpoint_id,
+            holder_name(self._journal.keys),
+            owner=request.owner,
+            writer=request.writer,
+            timeout=self._timeout,
+        )
+
+    def _reuse(self, history: History, own: Attempt) -> Fenced:
+        """R9: this attempt stands in the journal already; its entry says everything."""
+        journal = self._journal
+        _check_owner(history, self._request, journal)
+        if own.seq != history.epoch:
+            raise SupersededError(
+                f"attempt {own.attempt} (entry {own.seq}) of run {journal.keys.prefix} was fenced by entry "
+                f"{history.epoch}: start another attempt with a nonce of its own"
+            )
+        point = own.restore
+        manifest = read_manifest(journal.store, _keys(journal, point), point) if point else None
+        return Fenced(
+            attempt=own.attempt,
+            epoch=own.seq,
+            restore=point,
+            topology=own.topology,
+            saved_topology=manifest.topology if manifest else None,
+            entry=own,
+            manifest=manifest,
+            quarantined=tuple(self._bad),
+            reused=True,
+        )
+
+
+def _nothing_restorable(history: History, journal: Journal) -> NothingRestorableError:
+    return NothingRestorableError(
+        f"run {journal.keys.prefix} in {journal.store.url} has {len(history.manifests)} commits and none can be "
+        f"restored: {_why_none(history)}. Repair or reinstate one (rtj checkpoints reinstate); "
+        "it does not start from scratch"
+    )
 
 
 def _check_owner(history: History, request: FenceRequest, journal: Journal) -> None:
@@ -176,75 +279,6 @@ def _why_none(history: History) -> str:
     reasons = [f"{i} is quarantined ({q.fault}: {q.reason})" for i, q in history.quarantined.items()]
     reasons += [f"{i} is retired" for i in history.retired if i not in history.quarantined]
     return "; ".join(reasons[-5:]) or "none is on the lineage of the newest attempt"
-
-
-def _append(
-    journal: Journal,
-    request: FenceRequest,
-    pick: RestorePoint | None,
-    topology: Topology,
-    timeout: float | None,
-) -> Entry | None:
-    def decide(history: History) -> Entry | None:
-        if history.attempt_with(request.attempt_nonce) is not None:
-            return None
-        if _pick(history, request, journal) != pick:
-            return None  # a last commit slipped in, or a verdict: pick again, from the newer one
-        return Attempt(
-            seq=history.next_seq,
-            epoch=history.next_seq,
-            owner=request.owner,
-            writer=request.writer,
-            nonce=request.attempt_nonce,
-            time=time.time(),
-            attempt=history.next_attempt,
-            cause=request.cause,
-            topology=topology,
-            restore=pick,
-        )
-
-    return journal.append(decide, timeout=timeout)
-
-
-def _quarantine(
-    journal: Journal,
-    request: FenceRequest,
-    pick: RestorePoint,
-    bad: BadCheckpointError,
-    timeout: float | None,
-) -> None:
-    def decide(history: History) -> Entry | None:
-        _check_owner(history, request, journal)
-        if history.newest_restorable != pick:
-            return None  # retired or quarantined meanwhile: the verdict is dropped (R21, R24)
-        return Quarantined(
-            seq=history.next_seq,
-            epoch=history.epoch,
-            owner=request.owner,
-            writer=request.writer,
-            nonce=uuid4().hex,
-            time=time.time(),
-            checkpoint_ids=[pick.checkpoint_id],
-            fault=bad.fault,
-            reason=str(bad)[:1000],
-            file=bad.file,
-            detail={"expected": bad.expected, "found": bad.found, "reads": 2},
-        )
-
-    journal.append(decide, timeout=timeout)
-
-
-def _reuse(journal: Journal, history: History, own: Attempt, bad: tuple[str, ...]) -> Fenced:
-    """R9: this attempt stands in the journal already; its entry says everything."""
-    if own.seq != history.epoch:
-        raise SupersededError(
-            f"attempt {own.attempt} (entry {own.seq}) of run {journal.keys.prefix} was fenced by entry "
-            f"{history.epoch}: "
-            "start another attempt with a nonce of its own"
-        )
-    manifest = read_manifest(journal.store, _keys(journal, own.restore), own.restore) if own.restore else None
-    saved = manifest.topology if manifest else None
-    return Fenced(own.attempt, own.seq, own.restore, own.topology, saved, own, manifest, bad, reused=True)
 
 
 def _keys(journal: Journal, point: RestorePoint) -> RunKeys:

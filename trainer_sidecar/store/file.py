@@ -112,6 +112,16 @@ class FileStore:
         for folder in {self._path(key).parent for key in keys}:
             self._prune(folder)
 
+    def discard_unfinished(self, prefix: str, wanted: Callable[[str], bool]) -> int:
+        """Temporary files of writers that died before their link."""
+        found = 0
+        for path in sorted((self.root / prefix).rglob(f"{_TEMPORARY}*")):
+            if wanted(f"{path.parent.relative_to(self.root).as_posix()}/"):
+                self._guard(prefix, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
+                found += 1
+                self._prune(path.parent)
+        return found
+
     def close(self) -> None:
         """Nothing is kept open."""
 

@@ -176,6 +176,13 @@ class History:
         )
         return known and checkpoint_id not in self.retired and checkpoint_id not in self.quarantined
 
+    def restore_point_of(self, checkpoint_id: str) -> RestorePoint:
+        """The restore point that a committed checkpoint, or the fork point, is. KeyError for others."""
+        fork = self.fork_point
+        if fork is not None and fork.checkpoint_id == checkpoint_id:
+            return fork
+        return restore_point(self.manifests[checkpoint_id])
+
     @cached_property
     def newest_restorable(self) -> RestorePoint | None:
         """Where the next attempt would start: the highest sequence on the lineage that is restorable (R20)."""

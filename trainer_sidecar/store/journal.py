@@ -73,6 +73,10 @@ class Journal:
         self._pause = pause or _wait
         self._history = History()
 
+    def beside(self, keys: RunKeys) -> "Journal":
+        """Another run's journal in the same store, with the same settings."""
+        return Journal(self.store, keys, parallel=self.parallel, pause=self._pause)
+
     @property
     def history(self) -> History:
         """What the last read has seen."""

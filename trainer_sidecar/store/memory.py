@@ -5,7 +5,7 @@ It shows the same checksums as S3 (composite for large objects), so that code wh
 
 import bisect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer_sidecar.store.base import (
@@ -92,6 +92,10 @@ class MemoryStore:
         with self._lock:
             for key in keys:
                 self._objects.pop(key, None)
+
+    def discard_unfinished(self, prefix: str, wanted: Callable[[str], bool]) -> int:  # noqa: ARG002
+        """Nothing here is ever unfinished."""
+        return 0
 
     def close(self) -> None:
         """Nothing to release: a shared store outlives its users."""

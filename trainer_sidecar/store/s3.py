@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,8 +19,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from trainer_sidecar.store.base import (
+    NotFoundError,
     ObjectInfo,
     TruncatedError,
+    UnclearError,
     UnsupportedStoreError,
 )
 from trainer_sidecar.store.s3_errors import translate
@@ -156,9 +159,44 @@ class S3Store:
             )
             self._raise_first_refusal(answer.get("Errors", []))
 
+    def discard_unfinished(self, prefix: str, wanted: Callable[[str], bool]) -> int:
+        """Multipart uploads whose writers died."""
+        arguments: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.full(prefix)}
+        found = 0
+        while True:
+            page = self.guard(prefix, lambda: self.client.list_multipart_uploads(**arguments))
+            for item in page.get("Uploads", []):
+                key = item["Key"][len(self.prefix) :]
+                if item["Key"].startswith(self.full(prefix)) and wanted(key):
+                    self._abort(key, item["UploadId"])
+                    found += 1
+            if not page.get("IsTruncated"):
+                return found
+            arguments["KeyMarker"] = page["NextKeyMarker"]
+            arguments["UploadIdMarker"] = page.get("NextUploadIdMarker", "")
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        with suppress(NotFoundError, UnclearError):  # gone already
+            self.guard(
+                key,
+                lambda: self.client.abort_multipart_upload(
+                    Bucket=self.bucket, Key=self.full(key), UploadId=upload_id
+                ),
+            )
+
     def close(self) -> None:
         self.client.close()
         self.once.close()
+
+    def put_claiming(self, key: str, data: bytes, *, of: bytes) -> None:
+        """PUT `data` under the checksum of `of`: a store that checks refuses it. For the probe."""
+        self.guard(
+            key,
+            lambda: self.once.put_object(
+                Bucket=self.bucket, Key=self.full(key), Body=data, ChecksumSHA256=base64_sha256(of)
+            ),
+            write=True,
+        )
 
     def full(self, key: str) -> str:
         """The key within the bucket."""
