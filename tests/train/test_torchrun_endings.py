@@ -11,12 +11,12 @@ from rank_world import RankWorld, Started, eventually, topology
 
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.outcome import OutcomeKind
-from trainer_sidecar.contract.plan import CheckpointPolicy
+from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BATCH, STEPS = 12, 12
-EVERY_3 = CheckpointPolicy(interval_steps=3, interval_seconds=0)
+EVERY_3 = CheckpointPolicy(interval_steps=3, interval_seconds=0, when_busy=WhenBusy.WAIT)
 
 
 @pytest.fixture(scope="module")

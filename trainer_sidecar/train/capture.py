@@ -64,6 +64,7 @@ class State:
         self.model, self.optimizers, self.extra = unwrap(model), optimizers, dict(extra)
         self.world_size, self.full_mesh = world_size, full_mesh
         self.names = parameter_names(self.model)
+        self._entries: dict[str, tuple[Any, Entry]] = {}
         for i, optimizer in enumerate(optimizers):
             for group in optimizer.param_groups:
                 for p in group["params"]:
@@ -73,13 +74,17 @@ class State:
                             "build the optimizer after fully_shard, from model.parameters()"
                         )
 
-    def capture(self) -> Captured:
-        """Walk the live state. Tensors are not copied."""
-        found = Captured(aliases=aliases(self.model), trainable=self._trainable())
+    def capture(self, *, documents: bool = True) -> Captured:
+        """Walk the live state. Tensors are not copied. Without `documents` only the pieces (ranks other than 0)."""
+        found = Captured()
+        if documents:
+            found.aliases, found.trainable = aliases(self.model), self._trainable()
         for name, tensor in self.model_tensors():
             found.pieces.append(self.piece(f"model/{name}", tensor))
         for i, optimizer in enumerate(self.optimizers):
-            found.optimizers.append(self._optimizer(i, optimizer, found.pieces))
+            self._moments(i, optimizer, found.pieces)
+            if documents:
+                found.optimizers.append(self._optimizer(i, optimizer))
         for key, obj in self.extra.items():
             found.extra[key] = self._flatten(obj.state_dict(), f"extra/{key}", found.pieces)
         return found
@@ -95,11 +100,20 @@ class State:
 
     def piece(self, name: str, tensor: torch.Tensor) -> Piece:
         """Raises ValueError when the tensor's mesh does not tell who else holds it."""
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        local = tensor
+        key: tuple[Any, ...] = (tensor.dtype, tensor.shape)
+        if isinstance(tensor, DTensor):
+            local = tensor._local_tensor
+            key = (tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh)
+        known = self._entries.get(name)
+        if known is None or known[0] != key:
+            known = key, self._entry(name, tensor)
+            self._entries[name] = known
+        return Piece(known[1], local.detach(), tensor)
+
+    def _entry(self, name: str, tensor: torch.Tensor) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        layout = self.layout(name, tensor)
-        entry = Entry(name, dtype, tensor.element_size(), tuple(tensor.shape), layout)
-        return Piece(entry, local.detach(), tensor)
+        return Entry(name, dtype, tensor.element_size(), tuple(tensor.shape), self.layout(name, tensor))
 
     def layout(self, name: str, tensor: torch.Tensor) -> Layout:
         """The tensor's layout over all ranks of the job."""
@@ -124,27 +138,32 @@ class State:
     def _trainable(self) -> list[str]:
         return [plain(name) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def _optimizer(self, i: int, optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> dict[str, Any]:
-        state: dict[str, Any] = {}
+    def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+        """(name, parameter, its state) of every parameter that has state, in group order."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in optimizer.state:
-                    name = self.names[id(parameter)]
-                    values = optimizer.state[parameter]
-                    state[name] = self._moments(f"optimizer/{i}/{name}", parameter, values, pieces)
-        return {"class": type(optimizer).__name__, "groups": self.groups(optimizer), "state": state}
+                    yield self.names[id(parameter)], parameter, optimizer.state[parameter]
 
-    def _moments(
-        self, prefix: str, parameter: torch.Tensor, values: dict[str, Any], pieces: list[Piece]
-    ) -> dict[str, Any]:
-        slots: dict[str, Any] = {}
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor):
-                slots[key] = {"slot": slot(f"{prefix}/{key}", parameter, value)}
-                pieces.append(self.piece(f"{prefix}/{key}", value))
-            else:
-                slots[key] = {"value": tagged.encode(value, f"{prefix}/{key}")}
-        return slots
+    def _moments(self, i: int, optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
+        for name, parameter, values in self._states(optimizer):
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    path = f"optimizer/{i}/{name}/{key}"
+                    _refuse_per_rank(path, parameter, value)
+                    pieces.append(self.piece(path, value))
+
+    def _optimizer(self, i: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """How to make the optimizer's state again; tensors by their slot, everything else by value."""
+        state: dict[str, Any] = {}
+        for name, parameter, values in self._states(optimizer):
+            state[name] = {
+                key: {"slot": slot(key, parameter, value)}
+                if isinstance(value, torch.Tensor)
+                else {"value": tagged.encode(value, f"optimizer/{i}/{name}/{key}")}
+                for key, value in values.items()
+            }
+        return {"class": type(optimizer).__name__, "groups": self.groups(optimizer), "state": state}
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         """Every field of every group; a group's identity is its sorted parameter names."""
@@ -175,22 +194,22 @@ class State:
         return tagged.encode(value, path)
 
 
-def slot(name: str, parameter: torch.Tensor, value: torch.Tensor) -> dict[str, Any]:
-    """How a state tensor is to be made again: like its parameter, plain (which device), or with placements of its own.
-
-    Raises ValueError for per-rank state beside a sharded parameter: it cannot be resharded (datapath T13).
-    """
-    device = "cpu" if value.device.type == "cpu" else "param"
-    if isinstance(value, DTensor):
-        placements = [str(_placement(name, p)) for p in value.placements]
-        like = value.shape == parameter.shape and value.placements == getattr(parameter, "placements", None)
-        return {"layout": "param"} if like else {"layout": "dtensor", "placements": placements}
-    if isinstance(parameter, DTensor) and value.numel() > 1:
+def _refuse_per_rank(path: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Plain state beside a sharded parameter belongs to one rank and cannot be resharded (datapath T13)."""
+    if isinstance(parameter, DTensor) and not isinstance(value, DTensor) and value.numel() > 1:
         raise ValueError(
-            f"{name} of shape {tuple(value.shape)} is no DTensor although its parameter is sharded: state that belongs "
+            f"{path} of shape {tuple(value.shape)} is no DTensor although its parameter is sharded: state that belongs "
             "to one rank cannot be restored on another world size"
         )
-    return {"layout": "plain", "device": device}
+
+
+def slot(key: str, parameter: torch.Tensor, value: torch.Tensor) -> dict[str, Any]:
+    """How a state tensor is to be made again: like its parameter, plain (which device), or with own placements."""
+    if isinstance(value, DTensor):
+        placements = [str(_placement(key, p)) for p in value.placements]
+        like = value.shape == parameter.shape and value.placements == getattr(parameter, "placements", None)
+        return {"layout": "param"} if like else {"layout": "dtensor", "placements": placements}
+    return {"layout": "plain", "device": "cpu" if value.device.type == "cpu" else "param"}
 
 
 def _placement(name: str, placement: Any) -> Placement:

@@ -8,6 +8,7 @@ gather. It finds lost, swapped, duplicated and changed elements; it is not made 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -27,6 +28,7 @@ _MASK64 = (1 << 64) - 1
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def name_key(name: str, dtype: str) -> int:
     """64-bit key of a tensor."""
     return int.from_bytes(hashlib.sha256(f"rtj-digest-1\n{name}\n{dtype}".encode()).digest()[:8], "little")

@@ -98,7 +98,8 @@ class SavePolicy:
         self._evidence.save_ended(save.checkpoint_id, committed)
 
     def _begin(self, reason: SaveReason) -> None:
-        captured, first = self._state.capture(), self._env.rank == 0
+        first = self._env.rank == 0
+        captured = self._state.capture(documents=first)
         content = Content(
             progress=self._cursor.progress(self._evidence.loss, self._evidence.grad_norm),
             reason=reason,

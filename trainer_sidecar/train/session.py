@@ -306,7 +306,7 @@ class Session:
         if not self._first_step_done:
             self._first_step_done = True
             self._report("FirstStep")
-            self._saves.reserve(self._state.capture())
+            self._saves.reserve(self._state.capture(documents=False))
         elif time.monotonic() - self._last_report >= _REPORT_SECONDS:
             self._report("")
 
