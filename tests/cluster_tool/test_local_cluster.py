@@ -15,7 +15,7 @@ import pytest
 TOOL = Path(__file__).parents[2] / "hack" / "cluster"
 sys.path.insert(0, str(TOOL))
 
-from localcluster import archives, binaries, forwarder, images, processes, settings  # noqa: E402
+from localcluster import archives, binaries, forwarder, images, inputs, processes, settings  # noqa: E402
 
 
 def at(tmp_path: Path) -> settings.Settings:
@@ -142,3 +142,28 @@ def test_help_needs_no_root_and_no_cluster() -> None:
         [sys.executable, str(TOOL), "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert "base-image" in shown
+
+
+def test_an_image_is_made_from_what_its_dockerfile_copies_and_from_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "package" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "package" / "code.py").write_text("1")
+    (tmp_path / "lock.txt").write_text("a==1")
+    dockerfile = tmp_path / "Dockerfile"
+    dockerfile.write_text("FROM x AS a\nCOPY lock.txt package /src/\nFROM x\nCOPY --from=a /opt /opt\n")
+    before = inputs.digest(tmp_path, dockerfile, "tag")
+    (tmp_path / "README.md").write_text("not copied")
+    (tmp_path / "package" / "__pycache__" / "code.pyc").write_text("not copied either")
+    assert before
+    assert inputs.digest(tmp_path, dockerfile, "tag") == before
+    assert inputs.digest(tmp_path, dockerfile, "other tag") != before
+    (tmp_path / "package" / "code.py").write_text("2")
+    assert inputs.digest(tmp_path, dockerfile, "tag") != before
+
+
+@pytest.mark.parametrize(
+    "line", ["COPY *.txt /src/", "ADD lock.txt /src/", "COPY gone.txt /src/", "COPY $A /src/"]
+)
+def test_an_image_whose_inputs_cannot_be_told_is_always_built(tmp_path: Path, line: str) -> None:
+    (tmp_path / "lock.txt").write_text("a==1")
+    (tmp_path / "Dockerfile").write_text(f"FROM x\n{line}\n")
+    assert inputs.digest(tmp_path, tmp_path / "Dockerfile") is None

@@ -1,4 +1,4 @@
-"""Packs a folder as a container image archive (docker format) without a container tool."""
+"""Packs a folder as a container image archive (docker format) without a container tool, and reads their names."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ def pack(
         _add(members, "manifest.json", manifest)
     layer.unlink()
     draft.rename(archive)
+
+
+def tags(archive: Path) -> set[str]:
+    """Names that a docker archive gives its images; none for an archive of another format."""
+    with tarfile.open(archive) as members:
+        try:
+            described = members.extractfile("manifest.json")
+        except KeyError:
+            return set()
+        manifest = json.load(described) if described else []
+    return {tag for image in manifest for tag in image.get("RepoTags") or []}
 
 
 def _description(config: dict[str, object], digest: str) -> dict[str, object]:

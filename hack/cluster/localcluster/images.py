@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from localcluster import archives
+from localcluster import archives, inputs
 from localcluster.commands import mount_points, run, stream, succeeds
 from localcluster.node import PAUSE_IMAGE
 from localcluster.settings import ClusterError, Settings
@@ -100,7 +100,23 @@ def _keep_in_base(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def build(settings: Settings, wanted: Build) -> Path:
-    """Build one image and write its docker archive below the cache; returns the archive."""
+    """The docker archive of one image, below the cache; built unless it was made from the same inputs."""
+    with _only_builder(settings):
+        made_from = inputs.digest(wanted.context, wanted.dockerfile, BASE_IMAGE, wanted.target, wanted.tag)
+        archive = settings.images / (re.sub(r"[^A-Za-z0-9.]+", "-", wanted.tag) + ".tar")
+        note = archive.with_suffix(".inputs")
+        if made_from and archive.exists() and note.exists() and note.read_text() == made_from:
+            print(f"{wanted.tag}: nothing that it is made from has changed", file=sys.stderr, flush=True)
+            return archive
+        note.unlink(missing_ok=True)
+        _build(settings, wanted)
+        _export(settings, wanted.tag, archive)
+        # What was read before the build: a file that changed meanwhile makes for another build next time.
+        note.write_text(made_from or "")
+        return archive
+
+
+def _build(settings: Settings, wanted: Build) -> None:
     argv = [*_buildah(settings), "build", "--isolation=chroot", "--layers", "--pull-never"]
     argv += [
         f"--build-arg=BASE_IMAGE={BASE_IMAGE_ALIAS}",
@@ -108,13 +124,12 @@ def build(settings: Settings, wanted: Build) -> Path:
         f"--file={wanted.dockerfile}",
     ]
     argv += [f"--target={wanted.target}"] if wanted.target else []
-    with _only_builder(settings), _host_settings() as mounts:
+    with _host_settings() as mounts:
         _ensure_base(settings)
         try:
             stream([*argv, *mounts, str(wanted.context)])
         finally:
             _tidy_store(settings)
-        return _export(settings, wanted.tag)
 
 
 @contextmanager
@@ -134,13 +149,11 @@ def _tidy_store(settings: Settings) -> None:
             run(["umount", point])
 
 
-def _export(settings: Settings, tag: str) -> Path:
-    archive = settings.images / (re.sub(r"[^A-Za-z0-9.]+", "-", tag) + ".tar")
+def _export(settings: Settings, tag: str, archive: Path) -> None:
     draft = archive.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     run([*_buildah(settings), "push", tag, f"docker-archive:{draft}:{tag}"])
     draft.rename(archive)
-    return archive
 
 
 def _ensure_base(settings: Settings) -> None:

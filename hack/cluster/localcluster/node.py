@@ -12,6 +12,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from localcluster import archives
 from localcluster.commands import run
 from localcluster.processes import Processes, Record, Spec, enter_argv, until
 from localcluster.settings import (
@@ -119,9 +120,20 @@ class Node:
             )
 
     def import_image(self, archive: Path) -> None:
-        """Import a docker or OCI archive for use by pods."""
+        """Import a docker or OCI archive for use by pods, unless this very file has been and is still there."""
         self.wait_for_runtime()
+        stamp, found = self.folder / "imported" / archive.name, archive.stat()
+        key = f"{archive} {found.st_size} {found.st_mtime_ns}"
+        tags = archives.tags(archive)
+        if tags and stamp.exists() and stamp.read_text() == key and tags <= self._images():
+            return
         run([*self._ctr(), "images", "import", str(archive)], env=self._processes.environment())
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(key)
+
+    def _images(self) -> set[str]:
+        """Names of the images that the node has."""
+        return set(run([*self._ctr(), "images", "ls", "-q"], env=self._processes.environment()).split())
 
     def _ctr(self) -> list[str]:
         return [*self.enter(), "ctr", f"--address={self.socket}", "--namespace=k8s.io"]
