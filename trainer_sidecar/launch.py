@@ -170,7 +170,9 @@ def count_oom_kills() -> int:
     """Processes of this container's cgroup that the kernel has killed for memory; 0 where it does not say."""
     own = {"": "/"}
     with open("/proc/self/cgroup", encoding="ascii") as file:
-        own.update(line.rstrip("\n").split(":", 2)[1:] for line in file)
+        for line in file:
+            _, controller, path = line.rstrip("\n").split(":", 2)
+            own[controller] = path
     v2, v1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
     places = [f"{v2}{own['']}/memory.events", f"{v1}{own.get('memory', '/')}/memory.oom_control"]
     places.append(f"{v1}/memory.oom_control")  # v1 in a container: its own cgroup is the mount's root
