@@ -40,23 +40,23 @@ def test_nodes_have_addresses_of_their_own() -> None:
 @pytest.mark.parametrize(
     "sources",
     [
-        "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\n",
-        "deb http://mirror.example/debian bookworm main",
-        "deb [signed-by=/k.gpg] http://mirror.example/debian bookworm main",
+        "Types: deb\nURIs: http://archive.example/debian\nSuites: bookworm\n",
+        "deb http://archive.example/debian bookworm main",
+        "deb [signed-by=/k.gpg] http://archive.example/debian bookworm main",
     ],
 )
 def test_the_mirror_is_the_one_that_apt_uses(sources: str) -> None:
-    assert images.debian_mirror(sources) == "http://mirror.example/debian"
+    assert images.debian_mirror(sources) == "http://archive.example/debian"
 
 
 def test_without_a_debian_source_debootstrap_uses_its_own_default() -> None:
-    assert images.debian_mirror("URIs: http://mirror.example/debian-security\n") is None
+    assert images.debian_mirror("URIs: http://archive.example/debian-security\n") is None
 
 
 def test_pip_settings_of_the_environment_win_and_paths_of_the_host_stay_out() -> None:
-    listed = "global.index-url='https://a.example/simple'\nglobal.timeout='9'\n:env:.find-links='/opt/w'\n"
-    config = images.pip_config(listed, {"PIP_INDEX_URL": "https://b.example/simple"})
-    assert "index-url = https://b.example/simple" in config
+    listed = "global.index-url='https://a.example/root'\nglobal.timeout='9'\n:env:.find-links='/opt/w'\n"
+    config = images.pip_config(listed, {"PIP_INDEX_URL": "https://b.example/root"})
+    assert "index-url = https://b.example/root" in config
     assert "timeout = 9" in config
     assert "/opt/w" not in config
 
