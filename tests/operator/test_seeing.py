@@ -1,0 +1,224 @@
+"""Reading objects and sidecars: odd fields, hostile answers, lost nodes, capacity."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fake_kube import FakeKube
+from operator_values import sidecar
+
+from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
+from rtj_operator.capacity import node_rooms, pod_requests
+from rtj_operator.kube import JOBS, NODES, PODS, RTJ, Forbidden, Kind, Object
+from rtj_operator.observe import MAX_STATUS_BYTES, Graves, Observer, read_status
+from rtj_operator.podview import job_view, pod_view, unix
+from trainer_sidecar.contract.status import SidecarStatus
+
+GPU = "nvidia.com/gpu"
+
+
+def view(pod: Object) -> Any:
+    return pod_view(pod, LABEL_PLACEMENT, sidecar="rtj-sidecar", trainer="trainer")
+
+
+def pod_object(name: str = "p", **status: Any) -> Object:
+    labels = {
+        LABEL_PLACEMENT: "1",
+        LABEL_JOB: "sft",
+        LABEL_UID: "uid-job",
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": labels}
+    return {"metadata": meta, "spec": {"nodeName": "node1"}, "status": status}
+
+
+def test_a_pod_without_placement_or_index_is_none_of_ours() -> None:
+    pod = pod_object()
+    pod["metadata"]["labels"][LABEL_PLACEMENT] = "one"
+    assert view(pod) is None
+
+
+def test_the_end_of_the_trainer_is_its_container_status_with_the_launchers_outcome() -> None:
+    message = '{"epoch":3,"attempt":1,"kind":"SavedAndStopped","step":9}'
+    ended = {"terminated": {"exitCode": 143, "reason": "Error", "message": message}}
+    found = view(pod_object(phase="Running", containerStatuses=[{"name": "trainer", "state": ended}]))
+    assert found.trainer_end.exit_code == 143
+    assert found.trainer_end.outcome.step == 9
+    assert not found.up
+
+
+def test_a_termination_message_that_is_not_ours_is_only_text() -> None:
+    ended = {"terminated": {"exitCode": 1, "message": "segfault {"}}
+    found = view(pod_object(containerStatuses=[{"name": "trainer", "state": ended}]))
+    assert found.trainer_end.outcome is None
+
+
+def test_a_plan_annotation_that_is_garbage_is_no_plan() -> None:
+    pod = pod_object()
+    pod["metadata"]["annotations"] = {"resumabletraining.io/plan": "{"}
+    assert view(pod).plan is None
+
+
+def test_waiting_for_ones_turn_is_no_trouble_and_a_failed_pull_is() -> None:
+    turn = [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    pull = [{"name": "rtj-sidecar", "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}]
+    assert view(pod_object(containerStatuses=turn)).waiting_reason == ""
+    assert (
+        view(pod_object(containerStatuses=turn, initContainerStatuses=pull)).waiting_reason == "ErrImagePull"
+    )
+
+
+def test_job_conditions_and_suspension_are_read() -> None:
+    job = {
+        "metadata": {"name": "sft-p1", "uid": "j", "labels": {LABEL_PLACEMENT: "1"}},
+        "spec": {"parallelism": 2, "suspend": True},
+        "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]},
+    }
+    found = job_view(job, LABEL_PLACEMENT)
+    assert found is not None
+    assert (found.suspended, found.failed) == (True, "BackoffLimitExceeded: ")
+    assert unix("2026-01-01T00:00:00Z") == 1767225600
+
+
+def test_graves_keep_the_newest_bodies_only() -> None:
+    graves = Graves(limit=2)
+    for name in ("a", "b", "c"):
+        graves.bury(pod_object(name))
+    assert [b["metadata"]["name"] for b in graves.of("uid-job")] == ["b", "c"]
+
+
+ANSWERS: dict[str, bytes | str] = {
+    "good": sidecar(0).to_bytes(),
+    "other pod": sidecar(1).to_bytes(),
+    "garbage": b"<html>",
+    "no model": b'{"podIndex": 0}',
+    "endless": b" " * (MAX_STATUS_BYTES + 10),
+    "deep": b"[" * 100_000,
+    "redirect": "redirect",
+    "slow": "slow",
+    "error": "error",
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_only_a_small_quick_answer_of_the_model_counts(kind: str) -> None:
+    found = asyncio.run(ask(ANSWERS[kind]))
+    assert (found is not None) == (kind == "good")
+
+
+async def ask(answer: bytes | str) -> SidecarStatus | None:
+    async def status(_: web.Request) -> web.Response:
+        if answer == "redirect":
+            raise web.HTTPFound("http://169.254.169.254/")
+        if answer == "slow":
+            await asyncio.sleep(5)
+        return web.Response(
+            body=answer if isinstance(answer, bytes) else b"", status=500 if answer == "error" else 200
+        )
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as session:
+            return await read_status(session, "127.0.0.1", port, 0)
+    finally:
+        await runner.cleanup()
+
+
+def node(name: str, *, gpus: str = "2", ready: str = "True", **spec: Any) -> Object:
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    allocatable = {GPU: gpus, "cpu": "4", "memory": "8Gi", "pods": "110"}
+    return {
+        "metadata": {"name": name},
+        "spec": spec,
+        "status": {"allocatable": allocatable, "conditions": [condition]},
+    }
+
+
+def wanting(gpus: int = 1, **spec: Any) -> Object:
+    return {"spec": {"containers": [{"resources": {"limits": {GPU: gpus, "cpu": "1"}}}], **spec}}
+
+
+def test_room_counts_what_others_hold_and_what_the_sidecar_adds() -> None:
+    other = {"spec": {"nodeName": "a", **wanting()["spec"]}}
+    found = {r.name: r.fits for r in node_rooms([node("a"), node("b")], [other], wanting())}
+    assert found == {"a": 1, "b": 2}
+    native = {"restartPolicy": "Always", "resources": {"requests": {"cpu": "250m"}}}
+    template = wanting(initContainers=[native, {"resources": {"limits": {"cpu": "64"}}}])
+    assert str(pod_requests(template["spec"])["cpu"]) == "1.250"
+
+
+def test_cordoned_tainted_and_unselected_nodes_have_no_room() -> None:
+    taint = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
+    nodes = [node("a", unschedulable=True), node("b", taints=[taint]), node("c", ready="Unknown")]
+    found = {r.name: (r.fits, r.ready) for r in node_rooms(nodes, [], wanting())}
+    assert found == {"a": (0, True), "b": (0, True), "c": (2, False)}
+    tolerant = wanting(tolerations=[{"key": "gpu", "operator": "Exists"}])
+    assert {r.name: r.fits for r in node_rooms(nodes, [], tolerant)}["b"] == 2
+    assert not any(r.fits for r in node_rooms(nodes, [], wanting(nodeSelector={"zone": "x"})))
+
+
+class NoNodes(FakeKube):
+    """A service account with a Role only."""
+
+    asked = 0
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        if kind is NODES:
+            self.asked += 1
+            raise Forbidden("nodes is forbidden", status=403)
+        return await super().get(kind, namespace, name)
+
+
+def observe(kube: FakeKube, job: Object) -> Any:
+    async def once() -> Any:
+        observer = Observer(kube)
+        try:
+            await observer.observe(job, status_port=1, capacity_for=None)
+            return await observer.observe(job, status_port=1, capacity_for=None)
+        finally:
+            await observer.close()
+
+    return asyncio.run(once())
+
+
+def rtj() -> Object:
+    return {
+        "metadata": {"name": "sft", "namespace": "ns", "uid": "uid-job"},
+        "status": {"placement": {"number": 1}},
+    }
+
+
+def test_a_pod_on_a_node_that_is_not_ready_or_gone_is_on_a_lost_node() -> None:
+    kube = FakeKube()
+    kube.put(PODS, pod_object("a"))
+    assert observe(kube, rtj()).pods[0].node_lost, "the node does not exist"
+    kube.put(NODES, node("node1", ready="Unknown"))
+    assert observe(kube, rtj()).pods[0].node_lost
+    kube.put(NODES, node("node1"))
+    assert not observe(kube, rtj()).pods[0].node_lost
+
+
+def test_without_rights_on_nodes_nothing_is_called_lost_and_the_right_is_not_asked_for_each_time() -> None:
+    kube = NoNodes()
+    kube.put(PODS, pod_object("a"))
+    assert not observe(kube, rtj()).pods[0].node_lost
+    assert kube.asked == 1
+
+
+def test_paths_are_quoted_and_scoped() -> None:
+    assert RTJ.path("ns", "a", "status") == (
+        "/apis/resumabletraining.io/v1alpha1/namespaces/ns/resumabletrainingjobs/a/status"
+    )
+    assert PODS.path(None) == "/api/v1/pods"
+    assert NODES.path(None, "n/../x") == "/api/v1/nodes/n%2F..%2Fx"
+    assert JOBS.api_version == "batch/v1"
