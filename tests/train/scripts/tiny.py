@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sidecar.train import ResumeRefused, Session, environment
@@ -142,7 +145,16 @@ def build(mesh, change: str = ""):
     """(model to call, module inside, optimizer, scheduler, ema)."""
     torch.manual_seed(0)
     model = inner = Model(change)
-    if KIND == "fsdp":
+    if KIND == "tp":
+        whole = ColwiseParallel(output_layouts=Replicate())
+        for block in model.blocks:
+            parallelize_module(block, mesh["tp"], {"linear": whole})
+    if KIND == "hsdp":
+        both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard"))
+        for block in model.blocks:
+            fully_shard(block, mesh=both)
+        fully_shard(model, mesh=both)
+    elif KIND in ("fsdp", "tp"):
         for block in model.blocks:
             fully_shard(block, mesh=mesh["dp"])
         fully_shard(model, mesh=mesh["dp"])
@@ -150,7 +162,7 @@ def build(mesh, change: str = ""):
         model = DistributedDataParallel(model)
     parameters = list(inner.parameters())
     groups = [{"params": parameters[:3]}, {"params": parameters[3:]}] if change == "groups" else parameters
-    optimizer = torch.optim.AdamW(groups, lr=0.02, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(groups, lr=0.02, weight_decay=0.01, foreach=KIND != "tp")
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 4) * 0.95**s)
     return model, inner, optimizer, scheduler, Ema(inner)
 
@@ -205,7 +217,8 @@ def main() -> None:
             total += loss.item()
             if s.micro_end(loss):
                 continue
-            norm = torch.nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
+            # clipping across parameters of different meshes is beyond torch
+            norm = None if KIND == "tp" else torch.nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
