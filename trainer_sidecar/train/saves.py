@@ -24,7 +24,7 @@ from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.digest import to_hex
 from trainer_sidecar.train.environment import Environment
-from trainer_sidecar.train.errors import Fenced, StagingFailed
+from trainer_sidecar.train.errors import Fenced, SidecarRefused, StagingFailed
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
@@ -184,7 +184,11 @@ class Saves:
             self._give_up(seal.save_id, f"cannot write the seal: {error}")
             return
         self._stager.seal(seal.generation)
-        self._env.client.tell(m.Sealed(save_id=seal.save_id, rank=seal.rank))
+        try:
+            self._env.client.tell(m.Sealed(save_id=seal.save_id, rank=seal.rank))
+        except SidecarRefused as error:
+            log.error("step %d is not saved: %s", seal.progress.step, error)
+            self._give_up(seal.save_id, f"the sidecar refused the seal: {error}")
 
     def _follow(self, save: InFlight) -> None:
         """Ask until the outcome is known. `Unknown` is a sidecar that restarted and has not read the volume yet."""

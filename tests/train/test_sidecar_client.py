@@ -1,0 +1,97 @@
+"""The rank's end of the socket: framing, refusals by word, a sidecar that restarts, one that is gone."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.status import SaveOutcome
+from trainer_sidecar.train.errors import Fenced, SidecarLost, SidecarRefused
+from trainer_sidecar.train.sidecar_client import SidecarClient
+
+HELLO = m.Hello(contract_version=1, epoch=3, rank=2, local_rank=0, world_size=4, pid=1)
+Answer = Callable[[m.Request], m.Reply | None]
+
+
+class Listener:
+    """Accepts connections at a socket and answers each request; None closes the connection instead."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self.seen: list[str] = []
+        self._answer = answer
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as stream:
+                while head := stream.read(4):
+                    request = m.REQUEST.validate_json(stream.read(struct.unpack("<I", head)[0]))
+                    self.seen.append(request.op)
+                    reply = m.Done() if isinstance(request, m.Hello) else self._answer(request)
+                    if reply is None:
+                        break
+                    body = reply.to_bytes()
+                    connection.sendall(struct.pack("<I", len(body)) + body)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def listen(tmp_path: Path) -> Iterator[Callable[[Answer], tuple[Listener, SidecarClient]]]:
+    made: list[Listener] = []
+
+    def make(answer: Answer) -> tuple[Listener, SidecarClient]:
+        made.append(Listener(tmp_path / "s.sock", answer))
+        return made[-1], SidecarClient(str(tmp_path / "s.sock"), HELLO, reconnect_seconds=2)
+
+    yield make
+    for listener in made:
+        listener.close()
+
+
+def test_hello_comes_first_and_once(listen: Callable[[Answer], tuple[Listener, SidecarClient]]) -> None:
+    listener, client = listen(lambda _: m.Fetched(bytes_from_store=7))
+    for _ in range(2):
+        assert client.ask(m.Fetch(file=0, ranges=[(0, 5)]), m.Fetched).bytes_from_store == 7
+    assert listener.seen == ["Hello", "Fetch", "Fetch"]
+
+
+def test_failures_are_raised_under_their_word(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    words = iter(["ChecksumMismatch", "Fenced"])
+    _, client = listen(lambda _: m.Failure(error=next(words), message="leaf 3 of rank-00001.distcp"))
+    with pytest.raises(SidecarRefused, match=r"ChecksumMismatch: leaf 3 of rank-00001\.distcp"):
+        client.tell(m.CloseRestore(rank=0))
+    with pytest.raises(Fenced):
+        client.tell(m.CloseRestore(rank=0))
+
+
+def test_a_request_survives_a_sidecar_that_restarts(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    reply = m.SaveReply(save_id="s", outcome=SaveOutcome.COMMITTED)
+    answers: Iterator[m.Reply | None] = iter([None, reply])
+    listener, client = listen(lambda _: next(answers))
+    assert client.ask(m.AskSave(save_id="s"), m.SaveReply).outcome == SaveOutcome.COMMITTED
+    assert listener.seen == ["Hello", "AskSave", "Hello", "AskSave"]
+
+
+def test_a_sidecar_that_is_gone_is_an_error_with_its_path(tmp_path: Path) -> None:
+    client = SidecarClient(str(tmp_path / "none.sock"), HELLO, reconnect_seconds=0.1)
+    with pytest.raises(SidecarLost, match=r"rank 2 cannot reach the sidecar at .*none\.sock"):
+        client.tell(m.CloseRestore(rank=0))
