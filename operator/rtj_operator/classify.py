@@ -68,6 +68,14 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int) -> End | Leaving
     leaving = tuple(p.name for p in live if p.deleting and not _ended_well(p, epoch))
     if leaving:
         return Leaving(leaving)
+    missing = sorted(set(range(size)) - {p.index for p in live})
+    if missing and epoch >= 0:
+        return End(
+            Cause.POD_LOST,
+            Cause.POD_LOST.value,
+            f"the pods with index {missing} do not exist any more",
+            False,
+        )
     return _processes_ended(live, size, epoch)
 
 

@@ -238,3 +238,27 @@ def test_deciding_twice_on_the_same_values_gives_the_same_decision() -> None:
 def test_the_clock_is_a_value() -> None:
     assert Situation().decide().status.placement == status_of(Situation().decide()).placement
     assert Situation(now=NOW + 5).decide() != Situation().decide()
+
+
+def test_a_pod_that_vanished_while_no_operator_looked_is_a_lost_placement() -> None:
+    alone = running().seeing(jobs=1, pods=(pod(0, plan=True, status=sidecar(0)),))
+    decision = alone.decide()
+    assert [a for a in decision.actions if isinstance(a, CreateJob)] == [CreateJob(2, 2)]
+    assert "index [1]" in (decision.status.attempts[0].message or "")
+
+
+def test_a_job_that_kubernetes_gave_up_before_an_attempt_is_replaced() -> None:
+    placed = Situation().after(Situation().decide())
+    failed = JobView("sft-p1", "job-1", 1, 2, failed="BackoffLimitExceeded: no more")
+    decision = placed.seeing(jobs=(failed,), pods=(pod(0),)).decide()
+    assert [a for a in decision.actions if isinstance(a, CreateJob)] == [CreateJob(2, 2)]
+
+
+def test_a_sidecar_that_restarts_does_not_take_a_running_job_back_to_starting() -> None:
+    situation = running()
+    settled = situation.after(situation.decide())
+    first, second = settled.observed.pods
+    restarting = replace(second, sidecar_running=False, ready=False, status=None, polled=True)
+    decision = settled.seeing(jobs=1, pods=(first, restarting)).decide()
+    assert decision.status.phase is Phase.RUNNING
+    assert not any(isinstance(a, CreateJob | FenceAndPublish) for a in decision.actions)

@@ -12,7 +12,7 @@ from rtj_operator.api.job import ResumableTrainingJob
 from rtj_operator.api.spec import CompatibilityEntry, JobSpec
 from rtj_operator.api.template import extended_resources, trainer, words
 from rtj_operator.mesh import MeshSpec
-from trainer_sidecar.contract.plan import CheckpointPolicy, VerificationPolicy
+from trainer_sidecar.contract.plan import CheckpointPolicy, Retention, VerificationPolicy
 
 
 @dataclass(frozen=True)
@@ -125,4 +125,8 @@ def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
         interval_seconds=checkpoint.interval_seconds,
         when_busy=checkpoint.when_busy,
         save_timeout_seconds=checkpoint.save_timeout_seconds,
+        retention=Retention(
+            keep_last=checkpoint.retention.keep_last,
+            keep_every_steps=checkpoint.retention.keep_every_steps or 0,
+        ),
     )

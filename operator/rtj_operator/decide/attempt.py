@@ -42,9 +42,7 @@ STORE_TROUBLE = frozenset(
 
 def attempt_ended(view: View) -> Step | None:
     """What follows when ranks or pods of the placement have ended."""
-    end = view.end
-    if end is None:
-        end = _hung(view)
+    end = view.end or _hung(view) or _job_failed(view)
     if end is None:
         return None
     if isinstance(end, Leaving):
@@ -261,6 +259,14 @@ def _wait_for_commit(view: View, end: End) -> Step:
     if attempt.end_seen_at is None:
         status = status.model_copy(update={"attempt": attempt.model_copy(update={"end_seen_at": view.time})})
     return Step(status, (), 0.25)
+
+
+def _job_failed(view: View) -> End | None:
+    """Kubernetes gave the placement up, and no pod is left that says why: its Job makes no pods any more."""
+    if not view.placed or view.job is None or not view.job.failed:
+        return None
+    text = f"Job {view.job.name} failed: {view.job.failed}"
+    return End(Cause.POD_LOST, Cause.POD_LOST.value, text, False)
 
 
 def _hung(view: View) -> End | None:

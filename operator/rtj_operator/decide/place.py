@@ -140,8 +140,11 @@ def shrunk_size(view: View) -> int | None:
 
 
 def pods_missing(view: View) -> Step | None:
-    """Pods are not all up: say why, and go on with fewer nodes when that has lasted."""
-    if view.all_up:
+    """Pods are not all up: say why, and go on with fewer nodes when that has lasted.
+
+    Once an attempt runs, `attempt_ended` judges its pods: a sidecar that restarts is no pod that is missing.
+    """
+    if view.all_up or view.running:
         return None
     status = view.status
     short = [p.unschedulable_since or view.now for p in view.standing if p.unschedulable and not p.deleting]
