@@ -18,23 +18,26 @@ def seconds_of(text: str | None) -> float | None:
 
 
 def failure_in_place(title: str, start: float, attempt: Attempt, seen: Seen, ledgers: Ledgers) -> Timeline:
-    """Processes failed, pods stayed: the operator's decision is the end of detection."""
-    decided = seconds_of(seen.decided.get(attempt.attempt, {}).get("startedAt"))
-    return timeline(title, start, [("detect", decided), *_from_the_fence_on(attempt, seen, ledgers)])
+    """Processes failed, pods stayed: detection ends when the operator has seen the end of the attempt before."""
+    marks = [("detect", _end_seen(attempt, seen)), *_from_the_fence_on(attempt, seen, ledgers)]
+    return timeline(title, start, marks)
 
 
 def node_loss(title: str, start: float, attempt: Attempt, seen: Seen, ledgers: Ledgers) -> Timeline:
-    """Pods were lost: detection ends when the job's status first says so, then its scaleDownDelaySeconds pass."""
-    noticed = next((moment for moment, _ in seen.signs if moment > start), None)
-    return timeline(title, start, [("detect", noticed), *_new_placement("delay", attempt, seen, ledgers)])
+    """Pods were lost: after the detection, the job's scaleDownDelaySeconds (counted from the loss) pass."""
+    marks = [("detect", _end_seen(attempt, seen)), *_new_placement("delay", attempt, seen, ledgers)]
+    return timeline(title, start, marks)
 
 
 def growth(title: str, start: float, attempt: Attempt, seen: Seen, ledgers: Ledgers) -> Timeline:
     """Capacity came back: the order to save ends the detection (scaleUpDelaySeconds is within it)."""
     ordered = seconds_of(seen.decided.get(attempt.attempt - 1, {}).get("orderedAt"))
-    return timeline(
-        title, start, [("detect", ordered), *_new_placement("save and stop", attempt, seen, ledgers)]
-    )
+    marks = [("detect", ordered), *_new_placement("save and stop", attempt, seen, ledgers)]
+    return timeline(title, start, marks)
+
+
+def _end_seen(attempt: Attempt, seen: Seen) -> float | None:
+    return seconds_of(seen.attempts.get(attempt.attempt - 1, {}).get("endedAt"))
 
 
 def _new_placement(before: str, attempt: Attempt, seen: Seen, ledgers: Ledgers) -> list[Mark]:

@@ -48,8 +48,6 @@ class Seen:
     """`status.placement` by number, newest version."""
     decided: dict[int, JobObject] = field(default_factory=dict)
     """`status.attempt` by number, newest version."""
-    signs: list[tuple[float, str]] = field(default_factory=list)
-    """(time, phase/reason) at every change of the job's phase or reason."""
 
     @property
     def status(self) -> JobObject:
@@ -199,9 +197,7 @@ class Watch:
 
     def _take(self, job: JobObject, pods: list[JobObject], statuses: dict[str, SidecarStatus]) -> None:
         now, seen = time.time(), self.seen
-        sign = _sign(job)
-        if sign != _sign(seen.job):
-            seen.signs.append((now, sign))
+        if _sign(job) != _sign(seen.job):
             self._log.write(json.dumps({"time": now, "status": job.get("status")}) + "\n")
             self._log.flush()
         seen.job, seen.pods = job, pods

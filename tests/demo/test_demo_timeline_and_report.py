@@ -67,7 +67,7 @@ def test_the_table_has_a_column_per_interruption_and_keeps_the_order_of_the_phas
 
 def seen() -> Seen:
     found = Seen()
-    found.signs = [(990.0, "Running"), (1004.0, "Starting")]
+    found.attempts = {2: {"attempt": 2, "endedAt": "1970-01-01T00:16:44.000000Z"}}
     found.placements = {2: {"number": 2, "createdAt": "1970-01-01T00:16:49.000000Z"}}
     found.decided = {
         2: {
