@@ -32,8 +32,8 @@ class Settings:
 
     out: Path
     namespace: str = "rtj-demo"
-    steps: int = 180
-    interval_steps: int = 12
+    steps: int = 240
+    interval_steps: int = 15
     cut_pod: int = 1
     keep: bool = False
     loss_tolerance: float = 1e-5
