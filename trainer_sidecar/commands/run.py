@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_sidecar.commands.store_options import add_store_options
-from trainer_sidecar.contract.plan import CheckpointPolicy, VerificationPolicy
+from trainer_sidecar.contract.plan import CheckpointPolicy, Retention, VerificationPolicy
 
 if TYPE_CHECKING:
     from rtj_operator.api.effective import EffectiveSpec
@@ -68,6 +68,15 @@ def _add_policy(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--interval-seconds", type=float, metavar="S", help="save every S seconds (default 600, 0: off)"
+    )
+    group.add_argument(
+        "--keep-last", type=int, metavar="N", help="newest checkpoints that stay (default 3, at least 2)"
+    )
+    group.add_argument(
+        "--keep-every-steps",
+        type=int,
+        metavar="N",
+        help="the first checkpoint of every N steps stays as well (default 0: off)",
     )
     group.add_argument(
         "--max-restarts",
@@ -179,5 +188,11 @@ def _mesh(args: argparse.Namespace, job: "EffectiveSpec | None") -> "LocalMesh":
 
 
 def _checkpoint(args: argparse.Namespace, policy: CheckpointPolicy) -> CheckpointPolicy:
+    kept = {"keep_last": args.keep_last, "keep_every_steps": args.keep_every_steps}
+    retention = _given_over((policy.retention or Retention()).model_dump(), kept)
     given = {"interval_steps": args.interval_steps, "interval_seconds": args.interval_seconds}
-    return CheckpointPolicy(**{**policy.model_dump(), **{k: v for k, v in given.items() if v is not None}})
+    return CheckpointPolicy(**{**_given_over(policy.model_dump(), given), "retention": retention})
+
+
+def _given_over(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    return {**known, **{name: value for name, value in given.items() if value is not None}}

@@ -31,13 +31,22 @@ class WhenBusy(StrEnum):
     WAIT = "Wait"
 
 
+class Retention(Document):
+    """Which committed checkpoints stay (protocol R14). `keep_every_steps` 0: none but the newest ones."""
+
+    keep_last: int = Field(default=3, ge=2)
+    keep_every_steps: int = Field(default=0, ge=0)
+
+
 class CheckpointPolicy(Document):
-    """When ranks save. 0 turns a trigger off."""
+    """When ranks save, and what stays of it. 0 turns a trigger off."""
 
     interval_steps: int = Field(default=500, ge=0)
     interval_seconds: float = Field(default=600, ge=0)
     when_busy: WhenBusy = WhenBusy.SKIP
     save_timeout_seconds: float = Field(default=1800, gt=0)
+    retention: Retention | None = None
+    """None: nothing is ever retired by the coordinator (a plan of an older operator)."""
 
 
 class VerificationPolicy(Document):

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import ValidationError
@@ -46,6 +47,9 @@ class Coordinator:
         self._save: Save | None = None
         self._merger = Merger()
         self._looked = 0.0
+        self.on_commit: Callable[[], None] = lambda: None
+        self.on_abort: Callable[[str], None] = lambda _: None
+        """Called with the checkpoint id once `Aborted` stands in the journal."""
 
     def start(self) -> None:
         threading.Thread(target=self._loop, name="coordinator", daemon=True).start()
@@ -182,6 +186,7 @@ class Coordinator:
             self._abort(save, plan)
         else:
             self._saves.settle(save, SaveOutcome.COMMITTED, entry.seq)
+            self.on_commit()
 
     def _abort(self, save: Save, plan: Plan) -> None:
         rank, why = sorted(save.faults.items())[0]
@@ -197,3 +202,4 @@ class Coordinator:
             self._saves.settle(save, SaveOutcome.COMMITTED, entry.seq)
         else:
             self._saves.settle(save, SaveOutcome.FAILED, None, entry.reason)
+            self.on_abort(save.checkpoint_id)

@@ -21,15 +21,19 @@ POINTS = (
     "after-claim",
     "before-latest",
 )
+"""Around the writes of a save, in order."""
+DELETE_POINTS = ("before-delete", "after-delete")
+"""Around a batch of deletions of retention or a sweep."""
 
 _reached: dict[str, int] = {}
 
 
 def wanted() -> str:
-    """The configured point, or ''. Raises ValueError when it is not one of `POINTS`."""
+    """The configured point, or ''. Raises ValueError when it is none of the above."""
     point = os.environ.get(ENV_FAULT, "").partition(":")[0]
-    if point and point not in POINTS:
-        raise ValueError(f"{ENV_FAULT}={point!r} is not a crash point: use one of {', '.join(POINTS)}")
+    known = (*POINTS, *DELETE_POINTS)
+    if point and point not in known:
+        raise ValueError(f"{ENV_FAULT}={point!r} is not a crash point: use one of {', '.join(known)}")
     return point
 
 
@@ -64,6 +68,8 @@ def _point(op: str, key: str, when: str, keys: RunKeys) -> str:
         return "after-shard-put"
     if op == "create_large" and key.startswith(keys.checkpoints_prefix) and key.endswith("/manifest.json"):
         return "before-manifest" if when == "before" else "after-manifest-file"
+    if op == "delete":
+        return f"{when}-delete"
     if op == "put" and key == keys.latest and when == "before":
         return "before-latest"
     return ""

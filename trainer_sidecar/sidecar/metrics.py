@@ -54,6 +54,19 @@ class Metrics:
             "Bytes that twice did not have the digest they must have",
             registry=registry,
         )
+        self.retired = Counter(
+            "checkpoint_retired", "Checkpoints that retention has given up", registry=registry
+        )
+        self.swept = Counter(
+            "checkpoint_swept_objects",
+            "Objects deleted of retired and aborted saves and of older epochs",
+            registry=registry,
+        )
+        self.delete_failures = Counter(
+            "checkpoint_delete_failures",
+            "Rounds of retention or sweeping that did not get through; they are tried again",
+            registry=registry,
+        )
         self.reprocessed = Counter(
             "checkpoint_reprocessed_samples",
             "Samples run again because a window could not be split",

@@ -12,6 +12,7 @@ from trainer_sidecar.sidecar import workdir
 from trainer_sidecar.sidecar.config import PLAN_POLL_SECONDS, Config
 from trainer_sidecar.sidecar.coordinator import Coordinator
 from trainer_sidecar.sidecar.evidence import Evidence
+from trainer_sidecar.sidecar.housekeeping import Housekeeping
 from trainer_sidecar.sidecar.http_server import HttpServer, Pages
 from trainer_sidecar.sidecar.metrics import Metrics
 from trainer_sidecar.sidecar.notes import Notes
@@ -41,7 +42,8 @@ class Sidecar:
         workdir.prepare(volume)
         self.is_coordinator = config.pod_index == 0
         self.metrics = Metrics()
-        self.run = Run(config.keys, open_store, writer=f"sidecar/{config.pod_name}")
+        writer = f"sidecar/{config.pod_name}"
+        self.run = Run(config.keys, open_store, writer=writer)
         self.notes = Notes(volume.notes)
         self.saves = Saves(volume, self.notes, self.run, self.metrics, config.threads)
         self.ranks = Ranks(volume, config.pod_index, self._rank_gone)
@@ -49,6 +51,9 @@ class Sidecar:
         self.restores = Restores(volume, self.run, self.metrics, config.threads)
         self.evidence = Evidence(self.run, self.saves, self.metrics, writes=self.is_coordinator)
         self.coordinator = Coordinator(self.saves, self.run)
+        self.housekeeping = Housekeeping(self.run.store, config.keys, writer, self.metrics)
+        self.coordinator.on_commit = self.housekeeping.committed
+        self.coordinator.on_abort = self.housekeeping.aborted
         self.heard = Heard(config.silence)
         self.reporter = Reporter(config.pod_index, self.saves, self.run, config.silence)
         self.standing = StandingWatch(self.run)
@@ -69,7 +74,11 @@ class Sidecar:
             log.warning("this installation holds no launcher: trainers must bring rtj-launch themselves")
         self.evidence.start()
         self.standing.start()
-        (self.coordinator if self.is_coordinator else self.reporter).start()
+        if self.is_coordinator:
+            self.coordinator.start()
+            self.housekeeping.start()
+        else:
+            self.reporter.start()
         self.plans.poll()
         self._socket.start()
         self.http.start()
@@ -119,6 +128,7 @@ class Sidecar:
             self.notes.begin(plan.epoch)
             self.heard.begin(plan)
             self.standing.begin(plan)
+            self.housekeeping.begin(plan)
             # Last: from here on `/status` shows this epoch, and nothing of an older one may stand beside it.
             self.ranks.begin(plan)
         self.coordinator.begin(plan)
