@@ -155,8 +155,9 @@ class RankWorld:
         restore: RestorePoint | None = None,
         checkpoint: CheckpointPolicy | None = None,
         verification: VerificationPolicy | None = None,
+        publish: bool = True,
     ) -> Plan:
-        """Fence: append an `Attempt` and publish its plan to the sidecar."""
+        """Fence: append an `Attempt` and publish its plan to the sidecar, unless this one shall not hear of it."""
         nonce = secrets.token_hex(8)
 
         def decide(history: History) -> Entry:
@@ -194,6 +195,8 @@ class RankWorld:
         frozen = self.volume.plan(plan.epoch)
         frozen.parent.mkdir(parents=True, exist_ok=True)
         frozen.write_bytes(plan.to_bytes())
+        if not publish:
+            return plan
         temporary = self.plan_file.with_suffix(".new")
         temporary.write_bytes(plan.to_bytes())
         temporary.replace(self.plan_file)

@@ -81,8 +81,13 @@ class SavePolicy:
             seconds = self._env.plan.checkpoint.save_timeout_seconds
             raise SaveFailed(
                 f"step {self._cursor.step} is not committed after up to {_TRIES} tries of {seconds:.0f} s each, "
-                f"the newest commit is step {self._committed_step}: see the sidecar's log and the store"
+                f"the newest commit is step {self._committed_step}: {self._why()}; see the sidecar's log and the store"
             )
+
+    def _why(self) -> str:
+        if self._saves.in_flight is not None:
+            return "the last one has not ended"
+        return self._saves.last_failure
 
     def _wait(self) -> bool:
         """Wait for the save in flight; whether it has ended."""

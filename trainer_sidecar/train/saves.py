@@ -84,6 +84,8 @@ class Saves:
         self.in_flight: InFlight | None = None
         self.committed_step: int | None = None
         self.failures_in_row = 0
+        self.last_failure = ""
+        """Why the newest failed save failed; rank 0 hears it from the sidecar, a rank that gave up knows its own."""
         self.last_staging_seconds = 0.0
 
     def reserve(self, captured: Captured) -> None:
@@ -127,8 +129,9 @@ class Saves:
         try:
             deadline = begin + self._env.plan.checkpoint.save_timeout_seconds
             generation = self._stager.stage(ownership, captured, deadline)
-        except StagingFailed as error:
+        except (StagingFailed, OSError) as error:
             log.error("step %d is not saved: %s", save.step, error)
+            save.detail = str(error)
             self._give_up(save.save_id, str(error))
             return None
         self.last_staging_seconds = time.monotonic() - begin
@@ -225,6 +228,7 @@ class Saves:
             self.committed_step, self._parent, self.failures_in_row = save.step, save.checkpoint_id, 0
         else:
             self.failures_in_row += 1
+            self.last_failure = save.detail or "see rank 0's log"
             log.warning(
                 "save of step %d failed (%d in a row): %s", save.step, self.failures_in_row, save.detail
             )

@@ -1,0 +1,195 @@
+"""What goes wrong around a save while one rank trains: a full volume, a newer attempt, an error in the background."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from in_process import Parts, rank_of
+from rank_world import RankWorld, eventually, topology
+
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
+from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
+from trainer_sidecar.train import Fenced, SaveFailed, Session, state_digest
+
+pytestmark = pytest.mark.timeout(120)
+WAITING = CheckpointPolicy(interval_steps=2, interval_seconds=0, when_busy=WhenBusy.WAIT)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankWorld]:
+    made = RankWorld(tmp_path_factory.mktemp("trouble") / "run")
+    yield made
+    made.close()
+
+
+def outcome_of(world: RankWorld, plan: Plan) -> Outcome:
+    path = world.volume.outcome_dir(plan.epoch) / "rank-00000.json"
+    return Outcome.model_validate_json(path.read_bytes())
+
+
+def commits_of(world: RankWorld, plan: Plan) -> list[int]:
+    return [c.step for c in world.commits() if c.epoch == plan.epoch]
+
+
+class FullVolume:
+    """`posix_fallocate` as on a volume without space, while `full`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full, self.refused = True, 0
+        self._real = os.posix_fallocate
+        monkeypatch.setattr(os, "posix_fallocate", self._allocate)
+
+    def _allocate(self, fd: int, offset: int, length: int) -> None:
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._real(fd, offset, length)
+
+
+def test_a_full_volume_fails_the_save_by_name_and_training_goes_on(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+    volume = FullVolume(monkeypatch)
+
+    def each(session: Session) -> None:
+        if session.step == 3:
+            volume.full = False
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with parts.session(total_steps=6) as session:
+            parts.train(session, each)
+    assert volume.refused >= 1
+    assert commits_of(world, plan) == [4, 6]  # step 2 was lost, and nothing else
+    said = [r.getMessage() for r in caplog.records if "save of step 2 failed" in r.getMessage()]
+    assert len(said) == 1
+    assert "bytes of the shared volume" in said[0]
+    assert "raise checkpoint.staging.size" in said[0]
+    assert outcome_of(world, plan).kind == OutcomeKind.FINISHED
+    assert world.status()["consecutiveFailures"] == 0
+
+
+def test_a_volume_that_stays_full_makes_the_end_fail_by_name(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+    FullVolume(monkeypatch)
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with (
+            pytest.raises(SaveFailed, match="step 3 is not committed after up to 3 tries") as raised,
+            parts.session(total_steps=3) as session,
+        ):
+            parts.train(session)
+    assert "raise checkpoint.staging.size" in str(raised.value)
+    assert outcome_of(world, plan).kind == OutcomeKind.FAILED
+    assert commits_of(world, plan) == []
+
+
+def test_a_newer_attempt_fences_training_at_its_next_save(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal alone says so: this attempt's sidecar has not heard of the other one."""
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+
+    def each(session: Session) -> None:
+        if session.step == 5:
+            eventually(lambda: commits_of(world, plan) == [2, 4], "step 4 committed")
+            world.attempt(topology(1, 4), publish=False)
+        assert session.step < 9, "trained on although it was fenced"
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with (
+            pytest.raises(Fenced, match=f"newer attempt exists, step 6 .* epoch {plan.epoch}"),
+            parts.session(total_steps=20) as session,
+        ):
+            parts.train(session, each)
+    assert commits_of(world, plan) == [2, 4]
+    assert outcome_of(world, plan).kind == OutcomeKind.FENCED
+
+
+def test_a_sidecar_that_serves_a_newer_attempt_fences_training_too(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+
+    def each(session: Session) -> None:
+        if session.step == 3:
+            world.attempt(topology(1, 4))
+        assert session.step < 9, "trained on although it was fenced"
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with pytest.raises(Fenced), parts.session(total_steps=20) as session:
+            parts.train(session, each)
+    assert outcome_of(world, plan).kind == OutcomeKind.FENCED
+
+
+class BrokenDigest(Exception):
+    """An error that nobody expected."""
+
+
+@pytest.mark.parametrize("at_close", [False, True], ids=["at the next step", "at close"])
+def test_an_error_of_the_background_is_raised_where_training_can_see_it(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, at_close: bool
+) -> None:
+    """Not swallowed (field: a stager's error was dropped, a save error vanished at close)."""
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+
+    reached = threading.Event()
+
+    def broken(*_: Any) -> int:
+        assert reached.wait(30)
+        raise BrokenDigest("the digest of step 2 broke")
+
+    monkeypatch.setattr(state_digest, "of_staged", broken)
+    seen: list[int] = []
+
+    def each(session: Session) -> bool:
+        save = session._saves.in_flight
+        if save is not None:
+            assert save.thread is not None
+            reached.set()
+            save.thread.join()
+        seen.append(session.step)
+        return at_close and session.step == 2
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with pytest.raises(BrokenDigest, match="step 2 broke"), parts.session(total_steps=20) as session:
+            parts.train(session, each)
+    assert seen[-1] == 2
+    assert outcome_of(world, plan).kind == OutcomeKind.FAILED
+
+
+def test_saves_by_seconds_come_no_closer_than_their_interval(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = CheckpointPolicy(interval_steps=0, interval_seconds=0.2)
+    plan = world.attempt(topology(1, 4), checkpoint=policy)
+
+    began: set[float] = set()
+
+    def enough(session: Session) -> bool:
+        began.add(session._policy._began)
+        return session._saves.committed_step is not None and len(commits_of(world, plan)) >= 3
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with parts.session(total_steps=200_000) as session:
+            parts.train(session, enough)
+    entries = [c for c in world.commits() if c.epoch == plan.epoch]
+    assert [c.reason for c in entries[:3]] == ["Interval"] * 3
+    steps = [c.step for c in entries]
+    assert steps == sorted(set(steps))
+    times = sorted(began)
+    assert len(times) >= 4  # the first is the session's own beginning
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(times))
