@@ -2,8 +2,8 @@
 
 Two operators race for attempts 1 and 2; each attempt has a coordinator and three ranks that upload in any order, also
 long after their attempt was fenced. A conditional PUT that was sent may land at any later time or never; its writer may
-look at the slot at any time. Coordinators crash and restart; one may give its save up; that of attempt 2 sweeps. `without` names
-rules to leave out: then the search must find a violation.
+look at the slot at any time. Coordinators crash and restart; one may give its save up; that of attempt 2 sweeps.
+`without` names rules to leave out: then the search must find a violation.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ Entry = tuple[str, int, int]
 class Writer(NamedTuple):
     """An operator (`attempt` = the one that it fences for) or a coordinator (of `attempt`).
 
-    `known`: slots read. `put`: the claim under way, (slot, entry). `whole`: has seen all three parts. `swept`: has swept.
+    `known`: slots read. `put`: the claim under way, (slot, entry). `whole`: has seen all three parts.
     """
 
     role: str

@@ -1,5 +1,6 @@
-"""Every reachable state of the protocol's model, with two operators, two attempts and three ranks, is right; and the same
-search finds what goes wrong when a rule is left out.
+"""Every reachable state of the protocol's model is right, with two operators, two attempts and three ranks.
+
+The same search finds what goes wrong when a rule is left out.
 """
 
 import pytest

@@ -15,9 +15,9 @@ import pytest
 import store_world as world
 from store_world import KEYS, OTHER, OWNER, Save, check_invariants, fence, journal, raw_entries, save
 
-from trainer_sidecar.contract.journal import Cause, Hold, Manifest, RestorePoint
-from trainer_sidecar.contract.keys import save_id
-from trainer_sidecar.store import commit, merge
+from trainer_sidecar.contract.journal import Cause, Hold, Manifest, Quarantined, RestorePoint
+from trainer_sidecar.contract.keys import RunKeys, save_id
+from trainer_sidecar.store import commit, merge, retention
 from trainer_sidecar.store import fence as fencing
 from trainer_sidecar.store.base import (
     AlreadyExistsError,
@@ -634,6 +634,133 @@ def parts_of_two_plannings_do_not_mix(_: Path) -> None:
         part = world.make_part(1, **{**same, **strange})
         with pytest.raises(merge.MergeError, match="two plannings"):
             merge.merge([first, (part, first[1])])
+
+
+# --- C. deleting ------------------------------------------------------------------------------------------------------
+
+
+def drop_r12(patch: Patch) -> None:
+    """A sweep takes every uncommitted prefix."""
+    patch.setattr(
+        retention,
+        "doom",
+        lambda history, checkpoint, _epoch: "" if checkpoint in history.manifests else "orphan",
+    )
+
+
+@rule("R12", drop_r12)
+def a_sweep_spares_its_own_and_later_epochs(_: Path) -> None:
+    store = MemoryStore()
+    orphan = Save(store, fence(store), 1).upload()
+    second = fence(store, "nonce-2")
+    flying = Save(store, second, 1).upload()
+    by = journal(store)
+    retention.sweep(by, second.epoch)
+    assert not list(store.list(KEYS.checkpoint(orphan.checkpoint)))
+    flying.commit(by)
+    verify_bytes_or_fail(store, by)
+
+
+def verify_bytes_or_fail(store: MemoryStore, by: Journal) -> None:
+    try:
+        for manifest in by.read().manifests.values():
+            verify_bytes(store, KEYS, world.point(manifest))
+    except BadCheckpointError as exc:
+        raise AssertionError(str(exc)) from exc
+
+
+def drop_r13(patch: Patch) -> None:
+    """Age by the clock decides."""
+
+    def by_time(history: History, policy: retention.RetentionPolicy) -> list[str]:
+        commits = sorted(history.manifests.values(), key=lambda m: m.time)
+        return [m.checkpoint_id for m in commits[: -policy.keep_last]]
+
+    patch.setattr(retention, "choose_retired", by_time)
+
+
+@rule("R13", drop_r13)
+def no_clock_decides_what_is_deleted(_: Path) -> None:
+    store = MemoryStore()
+    with pytest.MonkeyPatch.context() as patch:
+        clock = iter(range(10_000, 0, -100))  # it runs backwards
+        patch.setattr("time.time", lambda: float(next(clock)))
+        fenced = fence(store)
+        commits = [save(store, fenced, step) for step in (1, 2, 3)]
+        by = journal(store)
+        by.read()
+        two = retention.RetentionPolicy(keep_last=2)
+        gone = retention.retire(by, two, epoch=fenced.epoch, owner=OWNER, writer="w")
+    assert gone == [commits[0].checkpoint_id]
+
+
+def drop_r14(patch: Patch) -> None:
+    """Only the count decides."""
+    patch.setattr(retention, "_protected", lambda _history: set())
+
+
+@rule("R14", drop_r14)
+def the_restore_point_of_the_running_attempt_is_never_retired(_: Path) -> None:
+    store = MemoryStore()
+    save(store, fence(store), 1)
+    second = fence(store, "nonce-2")
+    for step in (2, 3, 4):
+        save(store, second, step)
+    by = journal(store)
+    by.read()
+    retention.retire(by, retention.RetentionPolicy(keep_last=2), epoch=second.epoch, owner=OWNER, writer="w")
+    assert second.restore is not None
+    assert list(store.list(KEYS.checkpoint(second.restore.checkpoint_id)))
+
+
+def drop_r15(patch: Patch) -> None:
+    """A fork does not hold its source."""
+    patch.setattr(fencing._Fencing, "_hold", lambda *_: None)
+
+
+@rule("R15", drop_r15)
+def a_forks_source_outlives_the_sources_retention(_: Path) -> None:
+    store = MemoryStore()
+    first = fence(store)
+    base = save(store, first, 1)
+    by = journal(store, RunKeys("team", "fork"))
+    forked = fence_and_pick(by, world.request("fork-1", owner=OTHER, fork=fencing.Fork("team", "run")))
+    for step in (2, 3):
+        save(store, first, step)
+    source = journal(store)
+    source.read()
+    retention.retire(
+        source, retention.RetentionPolicy(keep_last=2), epoch=first.epoch, owner=OWNER, writer="w"
+    )
+    assert forked.restore is not None
+    assert forked.restore.checkpoint_id == base.checkpoint_id
+    assert list(store.list(KEYS.checkpoint(base.checkpoint_id)))
+
+
+def drop_r21(patch: Patch) -> None:
+    """A verdict on the state covers one checkpoint only."""
+    patch.setattr("trainer_sidecar.store.history._with_descendants", lambda direct, _history: direct)
+
+
+@rule("R21", drop_r21)
+def a_verdict_on_the_state_covers_descendants(_: Path) -> None:
+    store = MemoryStore()
+    fenced = fence(store)
+    commits = [save(store, fenced, step) for step in (1, 2, 3)]
+    verdict = Quarantined(
+        seq=5,
+        epoch=1,
+        owner=OWNER,
+        writer="w",
+        nonce="q",
+        time=0,
+        checkpoint_ids=[commits[1].checkpoint_id],
+        fault="state",
+        reason="loss jumped",
+        covers_descendants=True,
+    )
+    store.create(slot(5), verdict.to_bytes())
+    assert fence(store, "nonce-2").restore == world.point(commits[0])
 
 
 # --- the two tests ----------------------------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ class ProbeReport:
         failed = [f"{c.name}: {c.detail}" for c in self.checks if not c.passed]
         if failed:
             raise UnsupportedStoreError(
-                f"{self.store} lacks what the commit protocol rests on ({'; '.join(failed)}). Use a store from the list "
-                "of known-good stores",
+                f"{self.store} lacks what the commit protocol rests on ({'; '.join(failed)}). "
+                "Use one of the known-good stores",
                 store=self.store,
             )
 
