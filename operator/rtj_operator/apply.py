@@ -176,6 +176,7 @@ class Applier:
             adopt=subject.job.spec.checkpoint.adopt and not status.adopted,
             cluster=self._cluster,
             credentials=await self._credentials(subject),
+            bad=action.bad,
         )
         started = time.monotonic()
         fenced, plan = await asyncio.to_thread(fence, self._stores, order)

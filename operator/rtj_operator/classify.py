@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from rtj_operator.decide.observed import PodView
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
+from trainer_sidecar.contract.restore_fault import parse_restore_fault
 from trainer_sidecar.contract.status import TrainerState
 
 SILENCE_SECONDS = 10.0
 """A sidecar that has not answered for so long, to the operator and to a peer, is lost (operator.md O10)."""
 
+RESTORE_POINT_BAD = "RestorePointBad"
+"""Outcome of an attempt whose restore point has missing or wrong bytes: it is quarantined, the one before is tried."""
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _DISRUPTIONS = {
@@ -129,6 +132,8 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
     for p in pods:
         outcome = p.outcome(epoch)
         if outcome is not None and outcome.kind is OutcomeKind.RESUME_REFUSED:
+            if parse_restore_fault(outcome.message, ""):
+                return End(Cause.OPERATOR, RESTORE_POINT_BAD, f"pod {p.name}: {outcome.message}", p.up)
             return End(Cause.OPERATOR, "ResumeRefused", f"pod {p.name}: {_text(outcome)}", p.up)
     return None
 

@@ -16,6 +16,7 @@ from rtj_operator.mesh import Refusal, plan_size
 from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.plan import Endpoint, Plan
+from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.base import (
     AccessDeniedError,
@@ -34,8 +35,11 @@ from trainer_sidecar.store.fence import (
     RunTakenOverError,
     fence_and_pick,
 )
+from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalError, JournalLostError
 from trainer_sidecar.store.open import open_store
+from trainer_sidecar.store.probed import Probed
+from trainer_sidecar.store.quarantine import accuse
 
 APPEND_TIMEOUT = 30.0
 MASTER_PORTS = range(20000, 30000)
@@ -71,14 +75,20 @@ class FenceOrder:
     cluster: str = ""
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     """From the job's Secret; empty: the operator's own."""
+    bad: RestoreFault | None = None
+    """What the attempt before found wrong with its restore point."""
 
 
 class Stores:
-    """Open stores by where they are and whose credentials they use: a client costs a tenth of a second to make."""
+    """Open stores by where they are and whose credentials they use: a client costs a tenth of a second to make.
+
+    Each is probed once per process, before the first attempt of any run in it.
+    """
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[object, ...], Store] = OrderedDict()
         self._lock = threading.Lock()
+        self._probed = Probed()
 
     def get(self, spec: EffectiveSpec, credentials: Mapping[str, str]) -> Store:
         """The store of a job. Raises StoreError, ValueError for a URL that is none."""
@@ -96,6 +106,10 @@ class Stores:
                 self._open.popitem(last=False)
         return store
 
+    def require_sound(self, store: Store) -> None:
+        """Raises UnsupportedStoreError when the store does not honour what commits rest on; StoreError."""
+        self._probed.require(store)
+
 
 def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
     """Append (or find) the attempt and make its plan. Blocks. Raises FenceTrouble."""
@@ -103,11 +117,23 @@ def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
     try:
         keys = RunKeys(spec.namespace, spec.run_id)
         journal = Journal(stores.get(spec, order.credentials), keys)
+        history = journal.read()
+        if not history.attempts:
+            stores.require_sound(journal.store)
+        if order.bad is not None and _may_accuse(history, order):
+            accuse(journal, order.bad, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
         fenced = fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
     except (StoreError, FenceError, JournalError, PlanRefused, ValueError) as exc:
         raise trouble(exc) from exc
     lineage = [m.checkpoint_id for m in journal.history.lineage][:10]
     return fenced, make_plan(order, fenced, lineage)
+
+
+def _may_accuse(history: History, order: FenceOrder) -> bool:
+    """Only the run's owner, and only as long as the next attempt has not been fenced (R8, R9)."""
+    owner = history.owner
+    ours = owner is not None and owner.uid == order.spec.uid
+    return ours and history.attempt_with(order.nonce) is None
 
 
 def make_plan(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> Plan:
@@ -136,7 +162,7 @@ def trouble(exc: Exception) -> FenceTrouble:
     reasons: list[tuple[type[Exception], Reason, bool]] = [
         (RunTakenOverError, Reason.RUN_TAKEN_OVER, True),
         (RunExistsError, Reason.RUN_EXISTS, True),
-        (NothingRestorableError, Reason.RESTORE_POINT_BAD, True),
+        (NothingRestorableError, Reason.NOTHING_RESTORABLE, True),
         (JournalLostError, Reason.JOURNAL_LOST, False),
         (PlanRefused, Reason.TRANSITION_BLOCKED, False),
         (AccessDeniedError, Reason.STORE_ACCESS_DENIED, False),

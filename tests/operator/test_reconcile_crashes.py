@@ -23,6 +23,7 @@ from rtj_operator.faults import (
     PLACES,
     Faults,
 )
+from rtj_operator.fencing import Stores
 from rtj_operator.kube import JOBS, PODS, RTJ, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Observer
@@ -49,10 +50,11 @@ class DyingFaults(Faults):
         raise Died(place)
 
 
-class LocalStores:
+class LocalStores(Stores):
     """Every job's store is one folder: what the fence needs of a store, without a server."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.store = FileStore(folder)
 
     def get(self, spec: Any, credentials: Any) -> FileStore:

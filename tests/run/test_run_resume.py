@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from trainer_sidecar import cli
+from trainer_sidecar.contract.journal import Quarantined
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.store.history import History
@@ -133,3 +134,45 @@ def test_ctrl_c_saves_at_the_next_step_and_the_tables_show_it(
     assert json.loads(capsys.readouterr().out)["progress"]["step"] == commit.step
     assert cli.main(["journal", "tail", *where]) == 0
     assert f"step {commit.step} committed [Order]" in capsys.readouterr().out
+
+
+def flip_a_byte(root: Path, checkpoint: str, rank: int) -> None:
+    path = root / RunKeys("local", "tiny").shard(checkpoint, rank)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_byte_quarantines_the_newest_and_resumes_from_the_one_before(
+    start_run: Any, file_url: str, tmp_path: Path
+) -> None:
+    run = start_run(file_url, SCRIPT, "12", "0", options=OPTIONS)
+    assert run.wait(180) == 0, run.text()
+    before = history(file_url)
+    newest, older = before.lineage[0], before.lineage[1]
+    flip_a_byte(tmp_path / "store", newest.checkpoint_id, 1)
+
+    run = start_run(file_url, SCRIPT, "16", "0", options=OPTIONS)
+    assert run.wait(180) == 0, run.text()
+    starts = [e["restore"]["checkpointId"] for e in run.events("AttemptStarted")]
+    assert starts == [newest.checkpoint_id, older.checkpoint_id]
+    assert len(run.events("Quarantined")) == 1
+    after = history(file_url)
+    (entry,) = [e for e in after.entries if isinstance(e, Quarantined)]
+    assert (entry.checkpoint_ids, entry.fault, entry.file) == (
+        [newest.checkpoint_id],
+        "bytes",
+        "rank-00001.distcp",
+    )
+    assert entry.detail["reads"] == 2
+    assert entry.writer.startswith("rtj run/")
+    assert after.lineage[0].step == 16
+    assert newest not in after.lineage
+
+    for left in after.lineage:
+        flip_a_byte(
+            tmp_path / "store", left.checkpoint_id, 0
+        ) if left.checkpoint_id not in after.retired else None
+    run = start_run(file_url, SCRIPT, "20", "0", options=OPTIONS)
+    assert run.wait(180) == 1, run.text()
+    assert "it does not start from scratch" in run.text()

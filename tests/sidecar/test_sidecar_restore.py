@@ -12,6 +12,7 @@ from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import WitnessStep
 from trainer_sidecar.contract.keys import LEAF_SIZE, shard_name
 from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.contract.restore_fault import parse_restore_fault
 
 MakeWorld = Callable[..., World]
 
@@ -124,7 +125,11 @@ def test_a_flipped_byte_is_a_checksum_mismatch_and_never_reaches_the_window(make
     failure = rank.ask(m.Fetch(file=0, ranges=[(0, 1000)]))
     assert isinstance(failure, m.Failure)
     assert failure.error == "ChecksumMismatch"
-    assert "leaf 0" in failure.message
+    fault = parse_restore_fault(f"{failure.error}: {failure.message} (checkpoint x)", save.checkpoint)
+    assert fault is not None
+    assert (fault.fault, fault.file, fault.reads) == ("bytes", "rank-00000.distcp", 2)
+    assert "in leaf 0 (bytes 0 to 262144)" in fault.expected
+    assert fault.found.startswith("SHA-256 ")
     assert Path(point.folder, point.files[0]).read_bytes()[:LEAF_SIZE] == bytes(LEAF_SIZE)
     assert isinstance(rank.ask(m.Fetch(file=0, ranges=[(LEAF_SIZE, 10)])), m.Fetched), (
         "the other leaf is fine"
@@ -158,6 +163,9 @@ def test_wrong_documents_and_missing_objects_refuse_the_restore(make_world: Make
     failure = rank.ask(m.Fetch(file=0, ranges=[(0, 1)]))
     assert isinstance(failure, m.Failure)
     assert failure.error == "NotFound"
+    fault = parse_restore_fault(f"{failure.error}: {failure.message}", save.checkpoint)
+    assert fault is not None
+    assert (fault.fault, fault.file, fault.found) == ("missing", "rank-00000.distcp", "nothing")
     other = rank.ask(m.OpenRestore(checkpoint_id="000000000001-0000000001-00000000"))
     assert isinstance(other, m.Failure)
     assert other.error == "BadRequest"

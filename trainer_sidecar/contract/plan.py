@@ -56,6 +56,23 @@ class VerificationPolicy(Document):
     loss_tolerance: float = Field(default=0.05, ge=0)
 
 
+class FingerprintClass(StrEnum):
+    """What a changed fingerprint means for a resume."""
+
+    HARMLESS = "harmless"
+    CONSENT = "needs consent"
+    REFUSED = "refused"
+
+
+class FingerprintPolicy(Document):
+    """Rules for changed fingerprints, beside the library's own. Patterns are shell-like (`training.*`)."""
+
+    classes: dict[str, FingerprintClass] = Field(default_factory=dict)
+    """Pattern to class; the first that matches decides, before the library's rules."""
+    accept: list[str] = Field(default_factory=list)
+    """Patterns of changes that somebody has consented to."""
+
+
 class Endpoint(Document):
     """Address and port of a process."""
 
@@ -85,3 +102,4 @@ class Plan(Document):
     """Checkpoint ids on the surviving history, newest first, at most 10: display only."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     verification: VerificationPolicy = VerificationPolicy()
+    fingerprints: FingerprintPolicy = FingerprintPolicy()

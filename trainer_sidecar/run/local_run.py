@@ -14,6 +14,7 @@ from types import FrameType
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import Order, Plan
+from trainer_sidecar.contract.restore_fault import parse_restore_fault
 from trainer_sidecar.run.fence_watch import FenceWatch
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
@@ -24,6 +25,8 @@ from trainer_sidecar.sidecar.workdir import write_file
 from trainer_sidecar.store.fence import Fenced, FenceRequest, fence_and_pick
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
+from trainer_sidecar.store.probe import probe_store
+from trainer_sidecar.store.quarantine import accuse
 
 POLL_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 30.0
@@ -50,6 +53,7 @@ class LocalRun:
         self._local = LocalVolume()
         self._processes = LocalProcesses(settings, self._local, events, verbose=verbose)
         self._status = StatusWatch(self._processes.status_port, events)
+        self._writer = f"rtj run/{socket.gethostname()}-{os.getpid()}"
         self._stops = 0
         self._attempts = 0
         self._failures = 0
@@ -62,7 +66,10 @@ class LocalRun:
         watch = None
         try:
             self._settings.mesh.topology(None, None)  # what can never run is refused before anything starts
-            self._journal.check_writable(self._journal.read())
+            history = self._journal.read()
+            self._journal.check_writable(history)
+            if not history.attempts:
+                probe_store(self._journal.store).require()
             self._processes.start()
             fenced = self._fence(None)
             watch = FenceWatch(self._open_journal())
@@ -104,7 +111,7 @@ class LocalRun:
             owner=self._settings.owner,
             attempt_nonce=uuid.uuid4().hex,
             cause=cause,
-            writer=f"rtj run/{socket.gethostname()}-{os.getpid()}",
+            writer=self._writer,
             plan_for=self._settings.mesh.topology,
             known_attempts=self._attempts,
             known_commits=bool(self._journal.history.manifests),
@@ -213,6 +220,9 @@ class LocalRun:
             outcome=outcome.model_dump(mode="json", by_alias=True, exclude_none=True),
         )
         alive = self._processes.launcher_code() is None
+        if alive and not self._stops and self._quarantine(plan, outcome):
+            ended.cause = Cause.OPERATOR
+            return None
         if outcome.kind == OutcomeKind.FAILED and ended.retry and alive:
             self._await_commit()
             if self._spend_budget(plan):
@@ -220,6 +230,18 @@ class LocalRun:
         if alive and outcome.kind != OutcomeKind.FINISHED:
             self._order(plan, Order.STOP)
         return EXIT_CODES[outcome.kind]
+
+    def _quarantine(self, plan: Plan, outcome: Outcome) -> bool:
+        """When the restore met missing or wrong bytes: quarantine the checkpoint, so that the one before is tried."""
+        if outcome.kind != OutcomeKind.RESUME_REFUSED or plan.restore is None:
+            return False
+        fault = parse_restore_fault(outcome.message, plan.restore.checkpoint_id)
+        if fault is None:
+            return False
+        entry = accuse(self._journal, fault, owner=self._settings.owner, writer=self._writer)
+        sentence = f"checkpoint {fault.checkpoint_id}: {fault.reason}; the one before is tried"
+        self._events.tell("Quarantined", sentence, entry=entry.seq if entry else None)
+        return True
 
     def _await_commit(self) -> None:
         """All ranks have sealed: their save outlives them and is worth a moment."""

@@ -20,6 +20,7 @@ from trainer_sidecar.contract.checkpoint import Index, ManifestFile, Part, Slice
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.messages import RestoreOpened
+from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.retry import keep_trying
 from trainer_sidecar.sidecar.window import BadBytesError, Window
@@ -84,7 +85,8 @@ class Restore:
         shard = next(s for s in self.manifest.shards if s.name == name)
         leaves = self._proven_bytes(self._keys.leaves(self._point.checkpoint_id, shard.rank), shard.leaves)
         if tree_root(shard.size, leaves) != shard.root:
-            raise BadBytesError(f"leaf file of {name} does not have the root that the manifest names")
+            found = tree_root(shard.size, leaves)
+            raise BadBytesError(str(Evidence(name, f"tree root {shard.root}", f"tree root {found}", 1)))
         key = self._keys.shard(self._point.checkpoint_id, shard.rank)
         return Window(self.folder / name, key, shard.size, leaves)
 
@@ -152,25 +154,33 @@ class Restore:
         """All bytes of a small object that has the size and digest of `ref`, read twice when they differ."""
         found = ""
         for _ in range(2):
-            data = self._try(lambda: self._store.get(key))
+            data = self._try(key, lambda: self._store.get(key))
             found = f"{len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}"
             if len(data) == ref.size and hashlib.sha256(data).hexdigest() == ref.sha256:
                 return data
-        raise BadBytesError(
-            f"{key} has {found}; expected {ref.size} bytes, SHA-256 {ref.sha256} (read twice)"
-        )
+        raise BadBytesError(str(Evidence(key, f"{ref.size} bytes, SHA-256 {ref.sha256}", found, 2)))
 
     def _read_range(self, key: str, offset: int, length: int) -> bytes:
-        return self._try(lambda: self._store.get_range(key, offset, length), TruncatedError)
+        return self._try(key, lambda: self._store.get_range(key, offset, length), TruncatedError)
 
-    def _try(self, act: Callable[[], bytes], *hopeless: type[StoreError]) -> bytes:
+    def _try(self, key: str, act: Callable[[], bytes], *hopeless: type[StoreError]) -> bytes:
+        """`act` until it succeeds; that something is missing counts when it is seen twice (protocol R24)."""
+
         def told(error: str) -> None:
             if error:
                 log.warning(
                     "restore meets an error", extra={"checkpoint": self._point.checkpoint_id, "error": error}
                 )
 
-        return keep_trying(act, self._stop, told, tries=_TRIES, hopeless=(NotFoundError, *hopeless))
+        for last in (False, True):
+            try:
+                return keep_trying(act, self._stop, told, tries=_TRIES, hopeless=(NotFoundError, *hopeless))
+            except NotFoundError as exc:
+                if last:
+                    raise NotFoundError(
+                        str(Evidence(key, "an object", "nothing", 2)), store=exc.store, key=key
+                    ) from exc
+        raise AssertionError("unreachable")
 
     def _witness(self) -> Witness | None:
         """The witness, when the epoch that saved has written it (protocol R22); anything else there is no evidence."""

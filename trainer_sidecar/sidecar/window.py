@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from trainer_sidecar.contract.keys import LEAF_SIZE
+from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.store.base import TruncatedError
 
 ReadRange = Callable[[str, int, int], bytes]
@@ -124,21 +125,22 @@ class Window:
         return length
 
     def _read_proven(self, run: range, offset: int, length: int, read: ReadRange) -> bytes:
-        wrong = ""
+        expected, found = f"{length} bytes at {offset}", ""
         for _ in range(_READS):
             try:
                 data = read(self._key, offset, length)
             except TruncatedError as exc:
-                wrong = str(exc)
+                found = f"fewer ({exc})"
                 continue
             bad = self._first_bad(run, data)
             if bad < 0:
                 return data
             end = min((bad + 1) * LEAF_SIZE, self._size)
-            wrong = (
-                f"leaf {bad} (bytes {bad * LEAF_SIZE} to {end}) does not have the SHA-256 of its leaf file"
-            )
-        raise BadBytesError(f"{self._key}: {wrong} (read {_READS} times)")
+            piece = data[bad * LEAF_SIZE - offset : end - offset]
+            expected = f"SHA-256 {self._leaves[bad * 32 : bad * 32 + 32].hex()}"
+            expected += f" in leaf {bad} (bytes {bad * LEAF_SIZE} to {end})"
+            found = f"SHA-256 {hashlib.sha256(piece).hexdigest()}"
+        raise BadBytesError(str(Evidence(self._key, expected, found, _READS)))
 
     def _first_bad(self, run: range, data: bytes) -> int:
         view = memoryview(data)

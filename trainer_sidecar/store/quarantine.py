@@ -1,4 +1,4 @@
-"""Verdicts on checkpoints: putting one under quarantine, taking that back, recording that one was verified (protocol E).
+"""Verdicts on checkpoints: quarantining one, taking that back, recording that one was verified (protocol E).
 
 The operator and `rtj run` accuse what a restore found bad; `rtj checkpoints` acts for a person. All of them append as
 the operator does: read to the tail, decide again on refusal (R4, R5).

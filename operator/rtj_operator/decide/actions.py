@@ -9,6 +9,7 @@ from typing import TypeAlias
 from rtj_operator.api import JobStatus
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
+from trainer_sidecar.contract.restore_fault import RestoreFault
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class FenceAndPublish:
     cause: Cause
     placement: int
     nodes: int
+    bad: RestoreFault | None = None
+    """What the attempt before found wrong with its restore point: quarantined before another is picked (R24)."""
 
 
 @dataclass(frozen=True)

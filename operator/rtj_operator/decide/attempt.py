@@ -17,14 +17,23 @@ from rtj_operator.api import (
     RestartAction,
     RestorePointStatus,
 )
-from rtj_operator.classify import End, Leaving, save_in_flight
+from rtj_operator.classify import RESTORE_POINT_BAD, End, Leaving, save_in_flight
 from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
-from rtj_operator.decide.ends import cause_after, complete, ended_event, fail, record_end, rule_for
+from rtj_operator.decide.ends import (
+    cause_after,
+    complete,
+    ended_event,
+    fail,
+    quarantined_event,
+    record_end,
+    rule_for,
+)
 from rtj_operator.decide.place import new_placement, released
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
+from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
 
 COMMIT_WAIT_SECONDS = 30
 """How long a sealed save is waited for before it is fenced (O1)."""
@@ -57,8 +66,11 @@ def attempt_ended(view: View) -> Step | None:
 
 def after_end(view: View, end: End) -> Step:
     """Failed, or the next attempt: in the same pods when all are there, else in a new placement."""
-    status = record_end(view, view.status, end)
+    bad = end.outcome == RESTORE_POINT_BAD  # the checkpoint's fault, not the job's: it burns no budget
+    status = record_end(view, view.status, end, ordered=bad)
     event = ended_event(view, end)
+    if bad and (point := status.restore_point) is not None:
+        event = quarantined_event(point.checkpoint_id, end.message)
     if end.outcome == "ResumeRefused":
         return _add_event(fail(view, status, Reason.RESUME_REFUSED, end.message), event)
     if rule_for(view.spec.restart, end) is RestartAction.FAIL:
@@ -118,7 +130,7 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
             "started_at": status.started_at or view.time,
         }
     )
-    fence = FenceAndPublish(number, view.nonce, cause, view.number, view.size)
+    fence = FenceAndPublish(number, view.nonce, cause, view.number, view.size, restore_fault(status))
     return Step(status, (fence,), WATCH_SECONDS)
 
 
@@ -130,13 +142,26 @@ def plan_incomplete(view: View) -> Step | None:
     if plan is None:
         if not view.all_up:
             return None
-        fence = FenceAndPublish(attempt.number, attempt.nonce, attempt.cause, view.number, view.size)
+        bad = restore_fault(view.status)
+        fence = FenceAndPublish(attempt.number, attempt.nonce, attempt.cause, view.number, view.size, bad)
         return Step(view.status, (fence,), WATCH_SECONDS, degraded=trouble_so_far(view.status))
     lacking = tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
     effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
     if attempt.epoch is not None:
         return Step(view.status, effects, WATCH_SECONDS) if effects else None
     return Step(adopt_plan(view, plan), effects, WATCH_SECONDS, (_started_event(plan),))
+
+
+def restore_fault(status: JobStatus) -> RestoreFault | None:
+    """What the last attempt that ran found wrong with its restore point, if that is how it ended.
+
+    Read off the status, so that no crash between the end and the next fence forgets it.
+    """
+    last = next((r for r in reversed(status.attempts) if r.epoch is not None), None)
+    point = status.restore_point
+    if last is None or last.outcome != RESTORE_POINT_BAD or point is None:
+        return None
+    return parse_restore_fault(last.message or "", point.checkpoint_id)
 
 
 def adopt_plan(view: View, plan: Plan) -> JobStatus:
@@ -242,7 +267,7 @@ def _worth_waiting(view: View, end: End) -> bool:
         not view.running
         or attempt is None
         or attempt.epoch is None
-        or end.outcome in ("Saved", "ResumeRefused")
+        or end.outcome in ("Saved", "ResumeRefused", RESTORE_POINT_BAD)
     ):
         return False
     if view.since(attempt.end_seen_at) >= COMMIT_WAIT_SECONDS:

@@ -76,6 +76,14 @@ def ended_event(view: View, end: End) -> Event:
     )
 
 
+def quarantined_event(checkpoint_id: str, message: str) -> Event:
+    """A restore met bytes that are not the checkpoint's: the next fence quarantines it and takes the one before."""
+    text = f"checkpoint {checkpoint_id} is quarantined, the one before is tried: {message}"
+    return Event(
+        EventReason.CHECKPOINT_QUARANTINED, text[:1000], f"quarantined/{checkpoint_id}", warning=True
+    )
+
+
 def complete(view: View, status: JobStatus, end: End) -> Step:
     """All ranks finished, their last save committed: O8 wants the outcome, not just the Job's condition."""
     done = status.last_committed

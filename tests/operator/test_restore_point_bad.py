@@ -1,0 +1,185 @@
+"""A restore point with wrong bytes is quarantined and the one before is tried; other refusals accuse nobody.
+
+The decision as values, the fence over a real store.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operator_values import EPOCH, Situation, end_report, plan, pod, running, sidecar, status_of
+from test_reconcile_crashes import job_object
+
+from rtj_operator.api import Phase, parse_job
+from rtj_operator.api.effective import OperatorDefaults, effective
+from rtj_operator.conditions import Reason
+from rtj_operator.decide.actions import FenceAndPublish
+from rtj_operator.fencing import FenceOrder, FenceTrouble, Stores, fence
+from trainer_sidecar.contract.journal import Cause, ObjectRef, Owner, Quarantined, RestorePoint
+from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
+from trainer_sidecar.contract.restore_fault import Evidence, RestoreFault, parse_restore_fault
+from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.journal import Journal
+from trainer_sidecar.store.memory import MemoryStore
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
+import store_world as world
+
+POINT = RestorePoint(
+    checkpoint_id=checkpoint_id(7, 1, "0123abcd"),
+    sequence=2,
+    step=7,
+    manifest=ObjectRef(size=1, sha256="00"),
+)
+KEY = f"ns/sft/checkpoints/{POINT.checkpoint_id}/rank-00001.distcp"
+FAULT = f"ChecksumMismatch: {Evidence(KEY, 'SHA-256 aa in leaf 3', 'SHA-256 bb', 2)} (checkpoint x)"
+
+
+def refused(message: str) -> Situation:
+    """Attempt 1 has restored from POINT, and its ranks have refused with that message."""
+    begun = running(epoch=None)
+    live = tuple(pod(i, plan=plan().model_copy(update={"restore": POINT}), status=sidecar(i)) for i in (0, 1))
+    trains = begun.seeing(jobs=1, pods=live)
+    trains = trains.after(trains.decide())
+    assert trains.status.restore_point is not None
+    report = end_report(OutcomeKind.RESUME_REFUSED)
+    outcome = Outcome(epoch=EPOCH, attempt=1, kind=OutcomeKind.RESUME_REFUSED, message=message)
+    report = report.model_copy(update={"outcome": outcome})
+    ended = tuple(
+        replace(p, status=report.model_copy(update={"pod_index": p.index})) for p in trains.observed.pods
+    )
+    return trains.seeing(jobs=1, pods=ended).with_nonce("nonce-2")
+
+
+def fences(situation: Situation) -> list[FenceAndPublish]:
+    return [a for a in situation.decide().actions if isinstance(a, FenceAndPublish)]
+
+
+def test_a_mismatch_starts_another_attempt_that_quarantines_first() -> None:
+    decision = refused(FAULT).decide()
+    (action,) = [a for a in decision.actions if isinstance(a, FenceAndPublish)]
+    assert action.bad is not None
+    assert (action.bad.checkpoint_id, action.bad.fault) == (POINT.checkpoint_id, "bytes")
+    assert (action.bad.file, action.bad.expected, action.bad.found, action.bad.reads) == (
+        "rank-00001.distcp",
+        "SHA-256 aa in leaf 3",
+        "SHA-256 bb",
+        2,
+    )
+    assert [e.reason for e in decision.events] == ["CheckpointQuarantined"]
+    assert status_of(decision).counters.without_progress == 0, "the checkpoint's fault burns no budget"
+
+
+def test_a_crash_before_the_fence_forgets_no_accusation() -> None:
+    situation = refused(FAULT)
+    (first,) = fences(situation)
+    (again,) = fences(situation.after(situation.decide()).with_nonce("nonce-3"))
+    assert again == first
+
+
+@pytest.mark.parametrize(
+    "message", ["shape of w differs", "StoreUnavailable: timeout", "fingerprint tokenizer"]
+)
+def test_any_other_refusal_waits_for_the_user_and_accuses_nobody(message: str) -> None:
+    decision = refused(message).decide()
+    assert not [a for a in decision.actions if isinstance(a, FenceAndPublish)]
+    assert (decision.status.phase, decision.status.reason) == (Phase.FAILED, Reason.RESUME_REFUSED)
+
+
+def test_what_is_missing_is_told_apart_from_what_is_wrong() -> None:
+    found = parse_restore_fault(
+        f"pod p: NotFound: {Evidence(KEY, 'an object', 'nothing', 2)}", POINT.checkpoint_id
+    )
+    assert found is not None
+    assert (found.fault, found.found) == ("missing", "nothing")
+
+
+class OneStore(Stores):
+    """Every job's store is this one."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+
+    def get(self, spec: Any, credentials: Any) -> Store:
+        return self.store
+
+
+def order(nonce: str, bad: str = "") -> FenceOrder:
+    job = parse_job(job_object())
+    pods = (pod(0), pod(1))
+    return FenceOrder(
+        spec=effective(job, OperatorDefaults()),
+        nonce=nonce,
+        cause=Cause.OPERATOR,
+        nodes=2,
+        pods=pods,
+        writer="operator/test",
+        bad=parse_restore_fault(f"ChecksumMismatch: {bad}", bad) if bad else None,
+    )
+
+
+def test_the_fence_quarantines_and_picks_the_one_before_until_none_is_left() -> None:
+    stores, keys = OneStore(MemoryStore()), RunKeys("ns", "sft")
+    fenced, _ = fence(stores, order("nonce-1"))
+    ids = [
+        world.save(stores.store, fenced, step, Journal(stores.store, keys), keys).checkpoint_id
+        for step in (1, 2)
+    ]
+    second, _ = fence(stores, order("nonce-2"))
+    assert second.restore is not None
+    assert second.restore.checkpoint_id == ids[1]
+    third, made = fence(stores, order("nonce-3", bad=ids[1]))
+    assert made.restore is not None
+    assert made.restore.checkpoint_id == ids[0]
+    entry = next(e for e in Journal(stores.store, keys).read().entries if isinstance(e, Quarantined))
+    assert (entry.checkpoint_ids, entry.fault, entry.detail["reads"]) == ([ids[1]], "bytes", 2)
+    assert fence(stores, order("nonce-3", bad=ids[0]))[0].reused, "an attempt that is fenced accuses no more"
+    with pytest.raises(FenceTrouble, match="does not start from scratch") as trouble:
+        fence(stores, order("nonce-4", bad=ids[0]))
+    assert (trouble.value.reason, trouble.value.final) == (Reason.NOTHING_RESTORABLE, True)
+    assert third.restore is not None
+
+
+def test_somebody_who_does_not_own_the_run_accuses_nothing() -> None:
+    stores, keys = OneStore(MemoryStore()), RunKeys("ns", "sft")
+    other = Owner(namespace="ns", name="other", uid="other")
+    fenced = world.fence_and_pick(Journal(stores.store, keys), world.request(owner=other))
+    commit = world.save(stores.store, fenced, 1, Journal(stores.store, keys), keys)
+    with pytest.raises(FenceTrouble, match="belongs to"):
+        fence(stores, order("nonce-2", bad=commit.checkpoint_id))
+    assert not Journal(stores.store, keys).read().quarantined
+
+
+class Careless(MemoryStore):
+    """Overwrites what it should refuse to create again."""
+
+    def create(self, key: str, data: bytes) -> None:
+        self.put(key, data)
+
+
+def test_a_store_without_conditional_creates_is_refused_before_the_first_attempt() -> None:
+    stores = OneStore(Careless())
+    with pytest.raises(FenceTrouble, match="ignores If-None-Match") as trouble:
+        fence(stores, order("nonce-1"))
+    assert trouble.value.reason is Reason.STORE_UNSUPPORTED
+    assert not list(stores.store.list("")), "nothing is written, nothing of the probe is left"
+
+
+def test_a_store_is_probed_once_per_process() -> None:
+    stores = OneStore(MemoryStore())
+    calls: list[str] = []
+    inner = stores.store.create_large
+    stores.store.create_large = lambda key, data, **more: calls.append(key) or inner(key, data, **more)  # type: ignore[method-assign]
+    for nonce in ("nonce-1", "nonce-2"):
+        fence(stores, order(nonce))
+    assert len([k for k in calls if ".probe-" in k]) == 2, calls
+
+
+def test_a_fault_is_a_value() -> None:
+    assert hash(RestoreFault(checkpoint_id="x", fault="bytes", reason="y"))
