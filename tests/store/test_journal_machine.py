@@ -3,7 +3,9 @@ calls, keeps the invariants (Hypothesis). Profiles: RTJ_HYPOTHESIS=ci (5,000 exa
 """
 
 import os
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +27,15 @@ from trainer_sidecar.store import commit
 from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.commit import FencedError, SaveAbortedError
 from trainer_sidecar.store.fence import Fenced, FenceError, fence_and_pick
+from trainer_sidecar.store.file import FileStore
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.memory import MemoryStore
+from trainer_sidecar.store.open import open_store
+from trainer_sidecar.store.s3 import S3Store
 from trainer_sidecar.store.verify import BadCheckpointError
 
-EXAMPLES = {"try": 1500, "ci": 5000, "nightly": 50_000}.get(os.environ.get("RTJ_HYPOTHESIS", ""), 40)
+EXAMPLES = {"ci": 5000, "nightly": 50_000}.get(os.environ.get("RTJ_HYPOTHESIS", ""), 100)
 ALLOWED = (FencedError, FenceError, SaveAbortedError, StoreError, Crash)
 SMALL = world.topology(dp=1)
 
@@ -38,9 +43,11 @@ SMALL = world.topology(dp=1)
 class JournalMachine(RuleBasedStateMachine):
     """The world: a status with the intended attempt, operators that fence for it, coordinators that save and commit."""
 
+    make_store: Callable[[], Store] = staticmethod(MemoryStore)
+
     def __init__(self) -> None:
         super().__init__()
-        self.store = MemoryStore()
+        self.store: Store = self.make_store()
         self.actors: list[Actor] = []
         self.late: list[Callable[[], Any]] = []
         self.nonce = 1
@@ -176,6 +183,29 @@ SETTINGS = settings(
 
 def test_any_interleaving_with_any_fault_keeps_the_invariants() -> None:
     run_state_machine_as_test(JournalMachine, settings=SETTINGS)
+
+
+def test_the_same_rules_hold_on_a_folder(tmp_path: Path) -> None:
+    class OnFolder(JournalMachine):
+        make_store = staticmethod(lambda: FileStore(tmp_path / uuid.uuid4().hex))
+
+    run_state_machine_as_test(OnFolder, settings=settings(SETTINGS, max_examples=max(4, EXAMPLES // 100)))
+
+
+@pytest.mark.s3
+def test_the_same_rules_hold_on_a_real_s3_server(s3_endpoint: str) -> None:
+    base = open_store("s3://rtj-test/machine", endpoint=s3_endpoint)
+    assert isinstance(base, S3Store)
+
+    class OnS3(JournalMachine):
+        make_store = staticmethod(
+            lambda: S3Store("rtj-test", f"machine/{uuid.uuid4().hex}", base.client, base.once)
+        )
+
+    examples = max(2, EXAMPLES // 200)
+    run_state_machine_as_test(
+        OnS3, settings=settings(SETTINGS, max_examples=examples, stateful_step_count=15)
+    )
 
 
 def drop_r2(patch: pytest.MonkeyPatch) -> None:
