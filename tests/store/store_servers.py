@@ -37,9 +37,9 @@ def find_versitygw() -> str:
 class VersityGateway:
     """The real S3 server on a loopback port, with its data in `folder`. `stop`/`start` keep port and data."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, free_port()
-        self.endpoint = f"http://127.0.0.1:{self._port}"
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder, self._port, self._options = folder, free_port(), options
+        self.endpoint = f"{'https' if '--cert' in options else 'http'}://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "VersityGateway":
@@ -64,7 +64,7 @@ class VersityGateway:
         ]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "posix", "--sidecar", str(meta), str(data)],
+                [*command, *self._options, "posix", "--sidecar", str(meta), str(data)],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -76,6 +76,26 @@ class VersityGateway:
             self._process.send_signal(sig)
             self._process.wait(10)
             self._process = None
+
+
+def make_certificate(folder: Path) -> tuple[str, str]:
+    """(certificate, key) for 127.0.0.1, signed by itself."""
+    certificate, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=rtj-test",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", certificate, "-keyout", key]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
 
 
 def free_port() -> int:

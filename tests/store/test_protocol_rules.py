@@ -418,6 +418,19 @@ def a_deleted_entry_stops_writers(_: Path) -> None:
         assert slot(gone) not in [o.key for o in store.list("")]
 
 
+def test_a_journal_whose_missing_entry_was_restored_is_written_again() -> None:
+    store = MemoryStore()
+    save(store, fence(store), 1)
+    kept = store.get(slot(1))
+    by = journal(store)
+    by.read()
+    store.delete([slot(1)])
+    assert by.read().gap is not None
+    store.create(slot(1), kept)
+    assert by.read().gap is None
+    assert fence_and_pick(by, world.request("nonce-2")).epoch == 3
+
+
 def drop_r17_link(patch: Patch) -> None:
     """Exclusive create, then write."""
 

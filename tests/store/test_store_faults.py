@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_servers import FaultProxy
+from store_servers import FaultProxy, VersityGateway, make_bucket, make_certificate
 
 from trainer_sidecar.store.base import (
     PART_UNIT,
@@ -274,6 +274,23 @@ def test_plain_text_over_a_public_network_is_refused_unless_asked_for(
 def test_what_is_no_store_url_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(ValueError, match="file:///"):
         open_store(url)
+
+
+@pytest.mark.s3
+def test_tls_works_with_a_named_ca_and_says_what_is_missing_without(
+    credentials: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    with VersityGateway(tmp_path, "--cert", certificate, "--key", key) as gateway:
+        with pytest.raises(UnavailableError, match="AWS_CA_BUNDLE"):
+            open_store("s3://rtj-test/x", endpoint=gateway.endpoint).create("slot", b"")
+        monkeypatch.setenv("AWS_CA_BUNDLE", certificate)
+        make_bucket(gateway.endpoint, "rtj-test")
+        store = open_store("s3://rtj-test/x", endpoint=gateway.endpoint)
+        store.create("slot", b"entry")
+        data = memoryview(bytes(PART_UNIT + 3))
+        assert store.create_large("shard", data).size == len(data)
+        assert store.get("slot") == b"entry"
 
 
 # --- file:// ----------------------------------------------------------------------------------------------------------

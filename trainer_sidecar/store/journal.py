@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import TypeVar
 
@@ -88,8 +89,8 @@ class Journal:
         Entries known already are only looked for in the listing, others are fetched.
         """
         listed = self._listed()
-        if self._some_known_is_gone(set(listed)):
-            self._history = History()
+        gone = self._some_known_is_gone(set(listed))
+        self._history = History() if gone else replace(self._history, gap=None)
         ahead = [seq for seq in listed if seq > self._history.tail]
         run = takewhile(lambda pair: pair[0] == pair[1], enumerate(ahead, start=self._history.tail + 1))
         self._fold(self._get_slots([seq for _, seq in run]))
@@ -197,13 +198,7 @@ class Journal:
         for seq in strays[:_MAX_STRAYS]:
             slot = self._get_slot(seq)
             if slot is not None and (slot.entry is not None or slot.unknown) and seq > self.refresh().tail:
-                self._history = History(
-                    self._history.entries,
-                    self._history.tail,
-                    self._history.void,
-                    self._history.unknown,
-                    Gap(self._history.tail + 1, seq),
-                )
+                self._history = replace(self._history, gap=Gap(self._history.tail + 1, seq))
                 return
 
     def _get_slots(self, seqs: Sequence[int]) -> Iterator[Slot]:
