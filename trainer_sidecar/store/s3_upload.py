@@ -43,10 +43,7 @@ def upload(store: "S3Store", key: str, data: memoryview, parallel: int) -> Objec
             return found
     for attempt in range(_TRIES):
         try:
-            if large:
-                _multipart(store, key, view, parallel)
-            else:
-                _single(store, key, view)
+            sent = _multipart(store, key, view, parallel) if large else _single(store, key, view)
         except (AlreadyExistsError, UnclearError) as exc:
             found = _settled(store, key, view)
             if found is not None:
@@ -54,7 +51,7 @@ def upload(store: "S3Store", key: str, data: memoryview, parallel: int) -> Objec
             if attempt == _TRIES - 1:
                 raise _unclear(store, key, exc) from exc
             continue
-        found = _settled(store, key, view)
+        found = _settled(store, key, view, sent)
         if found is None:
             raise UnclearError(
                 f"{store.url}: {key} is not there right after its upload: the store lacks read-after-write consistency",
@@ -75,10 +72,12 @@ def _unclear(store: "S3Store", key: str, exc: StoreError) -> StoreError:
     )
 
 
-def _single(store: "S3Store", key: str, view: memoryview) -> None:
+def _single(store: "S3Store", key: str, view: memoryview) -> str:
+    """Hex SHA-256 of what was sent."""
     from trainer_sidecar.store.s3 import base64_sha256
 
     body = bytes(view)
+    checksum = base64_sha256(body)
     store.guard(
         key,
         lambda: store.client.put_object(
@@ -86,13 +85,15 @@ def _single(store: "S3Store", key: str, view: memoryview) -> None:
             Key=store.full(key),
             Body=body,
             IfNoneMatch="*",
-            ChecksumSHA256=base64_sha256(body),
+            ChecksumSHA256=checksum,
         ),
         write=True,
     )
+    return base64.b64decode(checksum).hex()
 
 
-def _multipart(store: "S3Store", key: str, view: memoryview, parallel: int) -> None:
+def _multipart(store: "S3Store", key: str, view: memoryview, parallel: int) -> str:
+    """Composite SHA-256 of what was sent."""
     where: Any = {"Bucket": store.bucket, "Key": store.full(key)}
     with _open_upload(store, key, where) as upload_id:
         size = part_size_for(len(view))
@@ -114,7 +115,7 @@ def _multipart(store: "S3Store", key: str, view: memoryview, parallel: int) -> N
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
-        _complete(store, key, {**where, "UploadId": upload_id}, sent)
+        return _complete(store, key, {**where, "UploadId": upload_id}, sent)
 
 
 @contextmanager
@@ -154,7 +155,7 @@ def _send_part(
     return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumSHA256": checksum}, digest
 
 
-def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> None:
+def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> str:
     from trainer_sidecar.store.s3 import checksum_to_hex
 
     expected = f"{hashlib.sha256(b''.join(d for _, d in sent)).hexdigest()}-{len(sent)}"
@@ -168,16 +169,25 @@ def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str,
     seen = checksum_to_hex(answer.get("ChecksumSHA256"))
     if seen is not None and seen != expected:
         raise _refused(store, key, f"the store says SHA-256 {seen} of what it assembled, sent was {expected}")
+    return expected
 
 
-def _settled(store: "S3Store", key: str, view: memoryview) -> ObjectInfo | None:
-    """The object when it stands with our bytes, None when there is none. Other bytes raise ChecksumRefusedError."""
+def _settled(store: "S3Store", key: str, view: memoryview, sent: str = "") -> ObjectInfo | None:
+    """The object when it stands with our bytes, None when there is none. Other bytes raise ChecksumRefusedError.
+
+    `sent`: the checksum of what was just sent; without it the bytes are hashed again when there is one to compare.
+    """
     try:
         info = store.head(key)
     except NotFoundError:
         return None
     if info.size != len(view):
         raise _refused(store, key, f"it exists with {info.size} bytes, ours are {len(view)}")
+    if sent and info.sha256 in (
+        sent,
+        None,
+    ):  # a store that shows none has still checked what came in (see the probe)
+        return info
     if info.sha256 is None:
         return _read_back(store, key, view, info)
     if info.sha256 not in (expected_sha256(view), expected_sha256(view, max(1, len(view)))):
