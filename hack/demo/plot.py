@@ -22,6 +22,8 @@ INK, CONTROL, ELASTIC, LOST = "#24292f", "#b8bfc6", "#0b62d6", "#c8452c"
 BANDS = ("#e3edfb", "#fdecd2", "#e4f3e6", "#f0e6f7")
 FLOOR = 10**-8.8
 """Differences below it (equal to the last bit) are drawn here."""
+TITLE_WIDTH = 0.085
+"""Share of the axis that a title takes at full size; narrower bands get smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def _draw_losses(axes: Any, run: Curve, control: Curve, bands: Sequence[Band]) -
 def _label(axes: Any, bands: Sequence[Band]) -> None:
     """Titles in the free strip above the curves; what ended the attempt before stands along its line."""
     heights = axes.get_xaxis_transform()
+    steps = max(band.end for band in bands)
     for band in bands:
+        size = 9.5 * min(1.0, (band.end - band.start) / steps / TITLE_WIDTH)
         middle = (band.start + band.end + 1) / 2
         axes.text(
             middle,
@@ -115,7 +119,7 @@ def _label(axes: Any, bands: Sequence[Band]) -> None:
             ha="center",
             va="top",
             fontweight="bold",
-            fontsize=9.5,
+            fontsize=size,
         )
         axes.text(middle, 0.925, band.size, transform=heights, ha="center", va="top", fontsize=8.5)
         if band.event:

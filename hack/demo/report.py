@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,18 +19,23 @@ SHOWN_LOSSES = 12
 
 
 def render(rows: Sequence[Sequence[str]]) -> str:
-    """A table with aligned columns; the first row is the heading, numbers go to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(_aligned(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    """A table with aligned columns; the first row is the heading. Columns that hold only numbers go to the right."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(map(_is_number, column[1:])) for column in columns]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        )
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])])
 
 
-def _aligned(cell: str, width: int) -> str:
-    number = cell.replace(".", "").replace("-", "").replace("e", "").isdigit()
-    return cell.rjust(width) if number or cell in ("?", "–") else cell.ljust(width)
+def _is_number(cell: str) -> bool:
+    return cell in ("?", "–", "equal") or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", cell) is not None
 
 
 def attempts_table(run: Evidence, records: Mapping[int, Mapping[str, Any]]) -> list[list[str]]:
@@ -76,7 +82,15 @@ def losses_table(run: Curve, control: Curve, borders: Sequence[int]) -> list[lis
     rows = [["step", "control", "elastic", "difference", ""]]
     for step in chosen:
         note = "first step after a resume" if step in borders else ""
-        rows.append([str(step), f"{control[step]:.6f}", f"{run[step]:.6f}", f"{differences[step]:.1e}", note])
+        rows.append(
+            [
+                str(step),
+                f"{control[step]:.6f}",
+                f"{run[step]:.6f}",
+                f"{differences[step]:.1e}" if differences[step] else "equal",
+                note,
+            ]
+        )
     return rows
 
 
@@ -95,6 +109,14 @@ def checks_table(reports: Mapping[int, ResumeReport]) -> list[list[str]]:
             for check in report.checks
         ]
     return rows
+
+
+def _values(check: Check) -> tuple[str, str]:
+    """What was saved and what was found; a check that only compares has neither to show."""
+    if check.expected is None and check.found is None:
+        return ("(compared)", "equal" if check.passed else "different")
+    saved = "(none saved)" if check.expected is None else _short(check.expected)
+    return saved, _short(check.found)
 
 
 def _short(value: Any) -> str:
@@ -132,8 +154,3 @@ def write_json(
         ],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def failed_checks(reports: Mapping[int, ResumeReport]) -> list[Check]:
-    """Checks of all resumes that did not pass."""
-    return [check for report in reports.values() for check in report.checks if not check.passed]
