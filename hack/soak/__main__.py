@@ -1,0 +1,32 @@
+"""`make soak`: thousands of random kills around saves of four ranks on a real S3 server; nothing may be lost or faked.
+
+Exit codes: 0 nothing was wrong, 1 something was (the seed and the folder are named), 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `python hack/soak` puts hack/soak itself there
+
+
+def main(argv: list[str]) -> int:
+    """Run the schedules and print the tally."""
+    parser = argparse.ArgumentParser(prog="hack/soak", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=1000, metavar="N", help="how many (default 1000)")
+    parser.add_argument("--seed", type=int, default=1, help="first seed; schedule i has seed + i (default 1)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where a failed schedule's files are kept")
+    parser.add_argument("--quiet", action="store_true", help="only the tally")
+    args = parser.parse_args(argv)
+    if args.schedules < 1:
+        parser.error(f"--schedules {args.schedules} is below 1")
+
+    from hack.soak.campaign import Campaign
+
+    return Campaign(args.schedules, args.seed, args.out, quiet=args.quiet).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""The real S3 server that the schedules run against: versitygw over a folder, on a loopback port."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+ACCESS, SECRET, BUCKET = "rtj-soak", "rtj-soak-secret", "rtj-soak"
+
+
+class Server:
+    """Started by `start`; `stop` ends it. Its data lives in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Returns once it listens. Raises RuntimeError when it ends instead, or there is no binary."""
+        (self._folder / "data" / BUCKET).mkdir(parents=True)
+        (self._folder / "meta").mkdir()
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(_binary(), "--access", ACCESS, "--secret", SECRET, "--port", f"127.0.0.1:{self.port}"),
+                    *("posix", "--sidecar", str(self._folder / "meta"), str(self._folder / "data")),
+                ],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(
+                    f"the S3 server ended with {self._process.returncode}, see {self._folder}/log"
+                )
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise RuntimeError(f"the S3 server does not listen on port {self.port} after 20 s")
+
+    def stop(self) -> None:
+        """End the server, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """What a client needs."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _binary() -> str:
+    named = os.environ.get("RTJ_VERSITYGW")
+    cache = Path(os.environ.get("RTJ_CACHE") or Path.home() / ".cache" / "rtj")
+    found = [Path(named)] if named else sorted(cache.glob("bin/*/versitygw"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise RuntimeError(f"no versitygw below {cache}/bin: build it with `make cluster-build`")
+    return str(found[-1])
