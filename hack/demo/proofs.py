@@ -10,16 +10,22 @@ from pathlib import Path
 
 from hack.demo.settings import EXAMPLE, DemoError
 from trainer_sidecar.audit.continuity import prove_learning_rates, prove_resumes
-from trainer_sidecar.audit.history import History, prove_fenced, prove_newest_picked, surviving_history
+from trainer_sidecar.audit.history import (
+    History,
+    HistoryError,
+    prove_fenced,
+    prove_newest_picked,
+    surviving_history,
+)
 from trainer_sidecar.audit.journal import read_entries
-from trainer_sidecar.audit.ledger import Ledgers
+from trainer_sidecar.audit.ledger import LedgerError, Ledgers
 from trainer_sidecar.audit.losses import loss_curve, prove_same_losses
 from trainer_sidecar.audit.proof import Proof
 from trainer_sidecar.audit.samples import prove_exactly_once, prove_same_samples
-from trainer_sidecar.contract.journal import Attempt, Cause, Entry
+from trainer_sidecar.contract.journal import Attempt, Cause, Entry, UnknownEntryError
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.report import ResumeReport
-from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.base import Store, StoreError
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,12 @@ class Expected:
 
 
 def collect(store: Store, keys: RunKeys, ledger: Path) -> Evidence:
-    """Read journal and ledgers of a run. Raises StoreError, HistoryError, LedgerError."""
-    entries = read_entries(store, keys)
-    return Evidence(entries, surviving_history(entries), Ledgers.of_folder(ledger, keys.run_id))
+    """Read journal and ledgers of a run. Raises DemoError when the store or what it holds contradicts itself."""
+    try:
+        entries = read_entries(store, keys)
+        return Evidence(entries, surviving_history(entries), Ledgers.of_folder(ledger, keys.run_id))
+    except (StoreError, UnknownEntryError, HistoryError, LedgerError) as error:
+        raise DemoError(f"run {keys.prefix} in {store.url}, ledgers in {ledger}: {error}") from error
 
 
 def dataset_size() -> int:
