@@ -45,6 +45,21 @@ class Cluster:
         """`python3 hack/cluster WORDS`."""
         return run([sys.executable, "hack/cluster", *words], timeout=timeout)
 
+    @staticmethod
+    def build(timeout: float) -> None:
+        """`python3 hack/cluster build`, its progress shown as it comes: it takes minutes the first time."""
+        argv = [sys.executable, "hack/cluster", "build"]
+        try:
+            done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.DEVNULL, check=False, timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise DemoError(
+                f"`{shlex.join(argv)}` did not end within {timeout:.0f} s; it goes on when run again"
+            ) from error
+        if done.returncode != 0:
+            raise DemoError(
+                f"`{shlex.join(argv)}` ended with exit code {done.returncode}; what is wrong stands above"
+            )
+
     @property
     def variables(self) -> dict[str, str]:
         """What `hack/cluster env` exports, over this process's environment."""

@@ -35,7 +35,7 @@ STORE_SECRET = "rtj-store"
 def start_cluster(cluster: Cluster, console: Console) -> bool:
     """Two nodes with two GPUs each; whether the demo itself started them (and so may stop them)."""
     console.say("cluster: building what is missing (minutes, the first time)")
-    cluster.tool("build", timeout=1800)
+    cluster.build(timeout=1800)
     text = cluster.tool("up", "--nodes", "2", "--gpus", "2", timeout=180)
     fresh = "was up already" not in text
     console.say(f"cluster: {text.splitlines()[0]}")
