@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,46 @@ class Place:
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.journal(name) if e["kind"] == "Attempt"]
+
+
+@contextmanager
+def nobody_else(env: dict[str, str]) -> Iterator[None]:
+    """Operators that serve all namespaces (a demo's) rest meanwhile: they would do what the one under test shall do."""
+    kubectl = {**os.environ, **env}
+
+    def run(*args: str) -> str:
+        return subprocess.run(
+            ["kubectl", *args], env=kubectl, check=True, capture_output=True, text=True
+        ).stdout
+
+    found = json.loads(
+        run("get", "deployments", "-A", "-l", "app.kubernetes.io/name=rtj-operator", "-o", "json")
+    )
+    others = [d for d in found["items"] if d["spec"]["replicas"] and not _namespaces_of(d)]
+    names = [(d["metadata"]["namespace"], d["metadata"]["name"], d["spec"]["replicas"]) for d in others]
+    for namespace, name, _ in names:
+        run("-n", namespace, "scale", "deployment", name, "--replicas=0")
+        run(
+            "-n",
+            namespace,
+            "wait",
+            "--for=delete",
+            "pod",
+            "-l",
+            "app.kubernetes.io/name=rtj-operator",
+            "--timeout=60s",
+        )
+    try:
+        yield
+    finally:
+        for namespace, name, replicas in names:
+            run("-n", namespace, "scale", "deployment", name, f"--replicas={replicas}")
+
+
+def _namespaces_of(deployment: dict[str, Any]) -> str:
+    """What the operator of a deployment is limited to; empty: nothing."""
+    env = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
+    return next((e.get("value") or "" for e in env if e["name"] == "RTJ_OPERATOR_NAMESPACES"), "")
 
 
 def prepare() -> dict[str, str]:

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from operator_world import STANDIN, Place, eventually, prepare
+from operator_world import STANDIN, Place, eventually, nobody_else, prepare
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def env() -> dict[str, str]:
-    return prepare()
+def env() -> Iterator[dict[str, str]]:
+    found = prepare()
+    with nobody_else(found):
+        yield found
 
 
 @pytest.fixture
@@ -91,7 +93,8 @@ def test_an_operator_killed_after_a_write_leaves_nothing_twice(place: Place, fau
     place.wait_phase("crash", "Running")
     assert len(place.get("jobs")["items"]) == 1
     attempts = place.attempts("crash")
-    assert [a["attempt"] for a in attempts] == [1]
+    said = f"{place.status('crash')['attempts']}\n{place.log()[-3000:]}"
+    assert [a["attempt"] for a in attempts] == [1], said
     assert place.status("crash")["attempt"]["nonce"] == attempts[0]["nonce"]
 
 

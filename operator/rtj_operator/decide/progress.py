@@ -175,7 +175,7 @@ def _saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
         return None
     return (
         Reason.SAVES_FAILING,
-        f"{seen.consecutive_failures} saves in a row did not commit: {seen.store_error[:500]}",
+        f"{seen.consecutive_failures} saves in a row did not commit: {(seen.store_error or seen.last_failure)[:500]}",
     )
 
 
