@@ -9,10 +9,13 @@ from trainer_sidecar.train.errors import (
     SidecarLost,
     TrainingLibraryError,
 )
+from trainer_sidecar.train.fingerprint_content import DatasetManifest
+from trainer_sidecar.train.fingerprints import fingerprint
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.session import Session
 
 __all__ = [
+    "DatasetManifest",
     "EnvironmentMissing",
     "Fenced",
     "ResumeRefused",
@@ -21,5 +24,6 @@ __all__ = [
     "Session",
     "SidecarLost",
     "TrainingLibraryError",
+    "fingerprint",
     "join",
 ]

@@ -77,6 +77,18 @@ class Agreement:
         dist.broadcast(tensor, src=0, group=self._group)
         return int(tensor.item())
 
+    def share(self, data: bytes) -> bytes:
+        """Rank 0's `data` on every rank; blocks."""
+        if self._world == 1:
+            return data
+        size = self.decide(len(data))
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        if dist.get_rank() == 0 and size:
+            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if size:
+            dist.broadcast(tensor, src=0, group=self._group)
+        return tensor.numpy().tobytes()
+
     def sum_exact(self, numbers: list[int]) -> list[int]:
         """Sums of non-negative integers below 2^128 over the ranks, without overflow; blocks."""
         if self._world == 1:

@@ -5,8 +5,9 @@ Compare -> materialise -> poison -> fetch and copy -> coverage and digest -> sch
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Witness
 from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.report import Check, ResumeReport
-from trainer_sidecar.train import compare, materialise, rng, state_digest, tagged, transfer
+from trainer_sidecar.train import (
+    compare,
+    fingerprint_policy,
+    materialise,
+    rng,
+    state_digest,
+    tagged,
+    transfer,
+)
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured, State
 from trainer_sidecar.train.cursor import Cursor
@@ -26,6 +35,8 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
+
+log = logging.getLogger("rtj.train")
 
 
 @dataclass
@@ -36,6 +47,8 @@ class Clockwork:
     scaler: Any
     seed: int
     fingerprints: Mapping[str, str]
+    accept: Sequence[str] = ()
+    """Patterns of changed fingerprints that the script consents to."""
 
 
 @dataclass
@@ -69,7 +82,7 @@ class Restorer:
             needed, fetched = self._load(opened)
         except SidecarRefused as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
-        checks = self._digest_checks(opened)
+        checks = [d.check() for d in self._changed] + self._digest_checks(opened)
         self._put_back(opened, targets)
         checks += self._state_checks(opened)
         derived = self._random(opened)
@@ -104,13 +117,20 @@ class Restorer:
         found += compare.optimizer_differences(saved, now)
         found += compare.presence_differences(saved, counts, now.extra)
         found += compare.mapping_differences("sample order", saved.data, self.cursor.describe())
-        found += compare.mapping_differences(
-            "fingerprint", opened.manifest.fingerprints, self.clockwork.fingerprints
+        changed = fingerprint_policy.differences(
+            opened.manifest.fingerprints,
+            self.clockwork.fingerprints,
+            self.env.plan.fingerprints,
+            self.clockwork.accept,
         )
+        found += [str(d) for d in changed if d.stops]
+        self._changed = [d for d in changed if not d.stops]
         if sorted(map(sorted, saved.aliases)) != sorted(map(sorted, now.aliases)):
             found.append(f"tied parameters: {saved.aliases} in the checkpoint, {now.aliases} in this run")
         if found:
             raise ResumeRefused(found)
+        for difference in self._changed if self.env.rank == 0 else ():
+            log.warning("%s", difference)
 
     def _materialise(self, opened: m.RestoreOpened) -> dict[str, Any]:
         """Optimizer state and the state dicts of extra objects, not loaded yet. Returns the latter."""

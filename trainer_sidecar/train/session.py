@@ -36,6 +36,7 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed, Window
+from trainer_sidecar.train.fingerprints import same_on_all
 from trainer_sidecar.train.ledger import Ledger
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.outcome import OutcomeFile
@@ -61,6 +62,7 @@ class Session:
         try:
             planner = Planner(env.rank, env.world_size)
             self._agreement = Agreement(env.world_size, env.control)
+            clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
             if plan.restore is not None:
@@ -101,14 +103,16 @@ class Session:
         collate: Callable[[list[Any]], Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         fingerprints: Mapping[str, str] | None = None,
+        accept: Sequence[str] = (),
         device: str | None = None,
     ) -> Session:
         """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
 
         `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]) or None when the script feeds itself;
         the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict;
-        `fingerprints` must be equal in every attempt. Raises EnvironmentMissing, ResumeRefused, SidecarLost, Fenced,
-        ValueError.
+        `fingerprints` come from `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are
+        patterns of changes that you consent to in this attempt (`training.*`). Raises EnvironmentMissing,
+        ResumeRefused, SidecarLost, Fenced, ValueError.
         """
         env = environment.join(device)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
@@ -123,7 +127,7 @@ class Session:
         axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
         state = State(model, optimizers, extra or {}, env.world_size, axes)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
-        clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}))
+        clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept))
         return cls(env, state, clockwork, cursor, Feed(data, collate, total_steps))
 
     @property
