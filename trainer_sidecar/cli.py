@@ -8,15 +8,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from trainer_sidecar.commands import checkpoints, journal, plan, run
+from trainer_sidecar.commands import checkpoints, gc, journal, plan, run, store
 
 EXIT_USAGE = 2
 EXIT_STORE = 69
 _EPILOG = """exit codes:
   0    finished
-  1    failed: the restart budget is used up, or the run may not start (the message says why)
+  1    failed: the restart budget is used up, the run may not start, a checkpoint is bad, something could not be
+       deleted (the message says which and why)
   2    usage, or a plan that is impossible (the message names sizes that work)
-  69   the store cannot be used or reached
+  69   the store cannot be used or reached, or a probe refuses it
   78   resume refused: the checkpoint does not fit the script (each difference is named)
   143  saved and stopped, stopped, or fenced by another rtj run of the same run
 
@@ -25,6 +26,9 @@ examples:
   rtj run --nproc 8 --store s3://bucket/team-a --interval-steps 200 -- -m sft.train
   rtj plan -f job.yaml
   rtj checkpoints list --store file:///data/ckpt --run-id train
+  rtj checkpoints verify --deep --store s3://bucket/team-a --namespace ml --run-id sft
+  rtj gc --dry-run --store s3://bucket/team-a --namespace ml --run-id sft
+  rtj store probe --store s3://bucket/team-a --endpoint https://s3.example.com
 """
 
 
@@ -37,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, plan, checkpoints, journal):
+    for command in (run, plan, checkpoints, journal, gc, store):
         command.add(subcommands)
     return parser
 
@@ -48,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from trainer_sidecar.store.base import StoreError
     from trainer_sidecar.store.fence import FenceError
     from trainer_sidecar.store.journal import JournalError
+    from trainer_sidecar.store.verify import BadCheckpointError, FormatTooNewError
 
     args = build_parser().parse_args(argv)
     try:
@@ -56,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{exc.reason}: {exc}", EXIT_STORE)
     except FenceError as exc:
         return _complain(f"{exc.reason}: {exc}", 1)
-    except (JournalError, SidecarDiedError) as exc:
+    except (JournalError, SidecarDiedError, BadCheckpointError, FormatTooNewError) as exc:
         return _complain(str(exc), 1)
     except ValueError as exc:
         return _complain(str(exc), EXIT_USAGE)

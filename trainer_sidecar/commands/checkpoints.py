@@ -1,29 +1,35 @@
-"""`rtj checkpoints`: what can be resumed from, read from the bucket alone."""
+"""`rtj checkpoints`: what can be resumed from, read from the bucket alone; verdicts and pins have their own files."""
 
 import argparse
 import json
 import time
 from typing import Any
 
+from trainer_sidecar.commands import checkpoint_pins, checkpoint_verdicts, checkpoint_verify
+from trainer_sidecar.commands.found import find_checkpoint
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows
-from trainer_sidecar.contract.journal import Manifest, RestorePoint
-from trainer_sidecar.contract.keys import parse_checkpoint_id
+from trainer_sidecar.contract.journal import Manifest
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.verify import read_manifest
 
 
 def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the subcommand with `list` and `show`."""
-    parser = subcommands.add_parser("checkpoints", help="list and show the committed checkpoints of a run")
+    """Declare the subcommand with all its actions."""
+    parser = subcommands.add_parser(
+        "checkpoints", help="list, show, verify, pin and judge the committed checkpoints of a run"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="all commits, newest first, and which one a resume would take")
     showing = actions.add_parser("show", help="one checkpoint's manifest and what the journal says of it")
     showing.add_argument("checkpoint", help="checkpoint id, or 'newest' (what a resume would take)")
-    for action, handler in ((listing, _list), (showing, _show)):
+    listing.set_defaults(handler=_list)
+    showing.set_defaults(handler=_show)
+    verifying = checkpoint_verify.add(actions)
+    pins, verdicts = checkpoint_pins.add(actions), checkpoint_verdicts.add(actions)
+    for action in (listing, showing, verifying, *pins, *verdicts):
         add_run_options(action)
         action.add_argument("--output", choices=("table", "json"), default="table")
-        action.set_defaults(handler=handler)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -41,6 +47,7 @@ def _row(history: History, manifest: Manifest) -> dict[str, Any]:
         "reason": manifest.reason.value,
         "committed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(manifest.time)),
         "state": _state(history, manifest),
+        "held by": sorted(history.holds.get(manifest.checkpoint_id, ())),
     }
 
 
@@ -60,7 +67,12 @@ def _state(history: History, manifest: Manifest) -> str:
 def _show(args: argparse.Namespace) -> int:
     journal = open_journal(args)
     history = journal.read()
-    point = _find(history, args.checkpoint)
+    point = find_checkpoint(history, args.checkpoint)
+    if point.source is not None:
+        where = f"--namespace {point.source.namespace} --run-id {point.source.run_id}"
+        raise ValueError(
+            f"checkpoint {point.checkpoint_id} is another run's, which this one forked: show it by {where}"
+        )
     manifest = read_manifest(journal.store, journal.keys, point)
     document = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
     entry = history.manifests[point.checkpoint_id]
@@ -80,16 +92,3 @@ def _show(args: argparse.Namespace) -> int:
     for name, value in facts.items():
         print(f"{name + ':':15} {value if value not in (None, '', []) else '-'}")
     return 0
-
-
-def _find(history: History, wanted: str) -> RestorePoint:
-    if wanted == "newest":
-        if history.newest_restorable is None:
-            raise ValueError("this run has no checkpoint that a resume would take")
-        return history.newest_restorable
-    parse_checkpoint_id(wanted)
-    entry = history.manifests.get(wanted)
-    if entry is None:
-        known = ", ".join(list(history.manifests)[-3:]) or "none"
-        raise ValueError(f"checkpoint {wanted} was never committed in this run; the newest commits: {known}")
-    return RestorePoint(checkpoint_id=wanted, sequence=entry.seq, step=entry.step, manifest=entry.manifest)

@@ -54,6 +54,7 @@ def quarantine(
     *,
     owner: Owner,
     writer: str,
+    file: str = "",
     covers_descendants: bool = False,
     detail: dict[str, Any] | None = None,
     timeout: float | None = None,
@@ -70,6 +71,7 @@ def quarantine(
             reason,
             owner=owner,
             writer=writer,
+            file=file,
             covers_descendants=covers_descendants,
             detail=detail or {},
         )

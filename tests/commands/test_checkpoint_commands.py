@@ -1,0 +1,131 @@
+"""`rtj checkpoints` at a store, without a cluster: tables, JSON, verdicts with names, exit codes."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+import store_world as world
+
+from trainer_sidecar import cli
+from trainer_sidecar.commands.progress import Progress
+from trainer_sidecar.contract.journal import Quarantined, Reinstated, Verified
+
+if TYPE_CHECKING:
+    from conftest import Run
+
+
+def test_list_names_the_resume_point_and_who_holds_what(run: Run) -> None:
+    run.rtj("checkpoints", "pin", run.ids[0], "--by", "ada")
+    rows = run.json("checkpoints", "list")
+    assert [r["step"] for r in rows] == [3, 2, 1]
+    assert [r["state"] for r in rows] == ["resume point", "", ""]
+    assert rows[2]["held by"] == ["user ada"]
+    assert "user ada" in run.rtj("checkpoints", "list")
+
+
+def test_verify_looks_at_the_newest_and_deep_says_how_fast(run: Run) -> None:
+    (row,) = run.json("checkpoints", "verify")
+    assert (row["checkpoint"], row["level"], row["verdict"]) == (run.ids[2], "ingest", "good")
+    (row,) = run.json("checkpoints", "verify", "--deep")
+    assert (row["level"], row["verdict"]) == ("bytes", "good")
+    assert row["bytes"] == run.commits[2].bytes
+    assert row["rate"].endswith(" MB/s")
+    assert "MB/s" in run.rtj("checkpoints", "verify", "all", "--deep")
+    assert run.history().tail == 4, "nothing is recorded unless asked for"
+
+
+def test_a_flipped_byte_is_found_by_deep_alone_and_recorded_with_a_name(run: Run) -> None:
+    key = world.KEYS.shard(run.ids[2], 1)
+    run.flip(key)
+    if run.url.startswith("file:"):  # a store that vouches for no checksum sees nothing without reading
+        assert run.json("checkpoints", "verify")[0]["verdict"] == "good"
+    (row,) = run.json("checkpoints", "verify", "--deep", "--record", "--by", "ada", code=1)
+    assert row["verdict"] == "bytes: rank-00001.distcp"
+    assert "leaf 0" in row["found"]
+    (entry,) = [e for e in run.history().entries if isinstance(e, Quarantined)]
+    assert (entry.checkpoint_ids, entry.fault, entry.file) == ([run.ids[2]], "bytes", "rank-00001.distcp")
+    assert (entry.detail["by"], entry.detail["reads"]) == ("ada", 2)
+    assert entry.owner == run.fenced.entry.owner
+    point = run.history().newest_restorable
+    assert point is not None
+    assert point.checkpoint_id == run.ids[1]
+    (row,) = run.json("checkpoints", "verify", "--deep", "--record", "--by", "ada")
+    assert row["checkpoint"] == run.ids[1], "newest is what a resume takes now"
+    (verified,) = [e for e in run.history().entries if isinstance(e, Verified)]
+    assert (verified.level, verified.detail["by"]) == ("bytes", "ada")
+
+
+def test_a_missing_object_is_bad_without_reading_a_byte(run: Run) -> None:
+    run.store.delete([world.KEYS.part(run.ids[0], 0)])
+    rows = run.json("checkpoints", "verify", "all", code=1)
+    assert [r["verdict"] for r in rows] == ["missing: parts/rank-00000.json", "good", "good"]
+
+
+def test_a_store_that_is_away_says_nothing_about_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    where = ["--store", "s3://bucket/x", "--run-id", "job", "--endpoint", "http://127.0.0.1:9"]
+    assert cli.main(["checkpoints", "verify", "--deep", *where]) == 69
+    assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_pin_is_a_hold_that_another_person_does_not_lift_by_accident(run: Run) -> None:
+    run.rtj("checkpoints", "pin", "newest", "--by", "ada")
+    run.rtj("checkpoints", "pin", "newest", "--by", "ada")
+    assert run.history().holds == {run.ids[2]: frozenset({"user ada"})}
+    assert run.history().tail == 5, "pinned twice, appended once"
+    run.rtj("checkpoints", "unpin", run.ids[2], "--by", "bob", code=2)
+    assert "it is held by: user ada" in run.said
+    run.rtj("checkpoints", "unpin", run.ids[2], "--by", "bob", "--holder", "user ada")
+    assert not run.history().holds
+
+
+def test_quarantine_and_reinstate_stand_in_the_journal_with_reason_and_person(run: Run) -> None:
+    (row,) = run.json(
+        "checkpoints", "quarantine", run.ids[1], "--reason", "loss spike", "--descendants", "--by", "ada"
+    )
+    assert row["a resume takes"] == run.ids[0]
+    assert set(run.history().quarantined) == set(run.ids[1:])
+    run.rtj("checkpoints", "reinstate", run.ids[2], "--reason", "fine", "--by", "ada", code=2)
+    assert "covered by the quarantine of its ancestor" in run.said
+    run.json("checkpoints", "reinstate", run.ids[1], "--reason", "looked at it", "--by", "bob")
+    entries = run.history().entries
+    assert isinstance(entries[-2], Quarantined)
+    assert (entries[-2].reason, entries[-2].detail) == ("loss spike", {"by": "ada"})
+    assert isinstance(entries[-1], Reinstated)
+    assert (entries[-1].by, entries[-1].reason) == ("bob", "looked at it")
+    point = run.history().newest_restorable
+    assert point is not None
+    assert point.checkpoint_id == run.ids[2]
+
+
+def test_reinstating_needs_a_person_by_name(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run.rtj("checkpoints", "reinstate", run.ids[1], "--reason", "x")
+    assert ended.value.code == 2
+    assert "--by" in capsys.readouterr().err
+
+
+def test_what_was_never_committed_is_refused_with_the_newest_commits(run: Run) -> None:
+    run.rtj("checkpoints", "pin", "000000000009-0000000001-00000000", code=2)
+    assert "was never committed" in run.said
+    assert run.ids[2] in run.said
+    run.rtj("checkpoints", "verify", "nonsense", code=2)
+    assert "is not a checkpoint id" in run.said
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_progress_bar_shows_on_a_terminal_only() -> None:
+    for out, shown in ((Terminal(), True), (io.StringIO(), False)):
+        with Progress("reading", 200, out) as progress:
+            progress.add(100)
+        assert ("50%" in out.getvalue()) == shown, out.getvalue()
+        assert progress.done == 100
