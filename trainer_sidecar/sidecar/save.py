@@ -1,4 +1,8 @@
-"""One save as this sidecar knows it, from its first sealed rank to its outcome. Data only; others act on it."""
+"""One save as this sidecar knows it, from its first sealed rank to its outcome. Data only; others act on it.
+
+Written under the lock of `Saves`, read without it by `/status`, the reporter and the coordinator: readers copy first,
+since a dict that grows while it is iterated over raises.
+"""
 
 import threading
 import time
@@ -63,14 +67,15 @@ class Save:
 
     @property
     def uploaded(self) -> list[int]:
-        return sorted(r for r, phase in self.phases.items() if phase is PartPhase.UPLOADED)
+        return sorted(r for r, phase in self.phases.copy().items() if phase is PartPhase.UPLOADED)
 
     def status(self, deadline: float) -> InFlightStatus:
         """For `/status`. A save that meets errors, or is past its deadline (seconds), shows as Stalled; it goes on."""
-        sealed = len(set(self.phases) | self.sealed_elsewhere)
+        phases = self.phases.copy()
+        sealed = len(set(phases) | self.sealed_elsewhere)
         uploaded = len(set(self.uploaded) | self.uploaded_elsewhere)
         phase = "Staging" if sealed < self.of else "Uploading"
-        if all(p is PartPhase.SEALED for p in self.phases.values()) and sealed == self.of:
+        if all(p is PartPhase.SEALED for p in phases.values()) and sealed == self.of:
             phase = "Sealed"
         if self.committing:
             phase = "Committing"
