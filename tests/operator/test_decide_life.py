@@ -262,3 +262,15 @@ def test_a_sidecar_that_restarts_does_not_take_a_running_job_back_to_starting() 
     decision = settled.seeing(jobs=1, pods=(first, restarting)).decide()
     assert decision.status.phase is Phase.RUNNING
     assert not any(isinstance(a, CreateJob | FenceAndPublish) for a in decision.actions)
+
+
+def test_saves_that_fail_in_a_row_are_shown_with_why_also_when_the_store_is_fine() -> None:
+    ill = pods(
+        2, plan=True, status=sidecar(0, consecutive_failures=3, last_failure="rank 0: 64 bytes are free")
+    )
+    decision = running().seeing(jobs=1, pods=ill).decide()
+    for kind, status in ((ConditionType.DEGRADED, "True"), (ConditionType.CHECKPOINT_COMMITTED, "False")):
+        shown = find(decision.status.conditions, kind)
+        assert shown is not None
+        assert (shown.status, shown.reason) == (status, Reason.SAVES_FAILING)
+        assert shown.message == "3 saves in a row did not commit: rank 0: 64 bytes are free"

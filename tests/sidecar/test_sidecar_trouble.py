@@ -275,3 +275,50 @@ def test_a_taken_port_is_said(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
             HttpServer("127.0.0.1", port, Pages(lambda: None, bytes, lambda _: None))  # type: ignore[arg-type,return-value]
+
+
+def test_saves_that_every_rank_gives_up_are_counted_and_their_reason_is_shown(make_world: MakeWorld) -> None:
+    world = make_world(2, 1).start()
+    world.begin()
+    zero, one = world.connect()
+    coordinator = world.pods[0]
+    for step in (1, 2, 3):
+        save = Save(world, step)
+        for rank in (zero, one):
+            rank.ask(m.GiveUp(save_id=save.id, rank=rank.rank, reason="64 bytes are free"))
+    status = eventually(lambda: (s := coordinator.status()).consecutive_failures == 3 and s, "3 counted")
+    assert status.last_failure == "rank 0: 64 bytes are free"
+    other = Save(world, 4)
+    one.ask(m.GiveUp(save_id=other.id, rank=1, reason="no memory"))  # pod 0 only hears of it
+    status = eventually(lambda: (s := coordinator.status()).consecutive_failures == 4 and s, "4 counted")
+    assert status.last_failure == "rank 1: no memory"
+    zero.stage(other)
+    zero.ask(m.Sealed(save_id=other.id, rank=0))
+    eventually(lambda: other.checkpoint in world.history().aborted, "aborted")
+    eventually(lambda: coordinator.status().in_flight is None, "ended")
+    assert coordinator.status().consecutive_failures == 4, "one save is one failure"
+    world.wait(world.save(5))
+    status = coordinator.status()
+    assert (status.consecutive_failures, status.last_failure) == (0, "")
+
+
+def test_an_upload_that_meets_a_bug_fails_its_save_and_not_all_that_follow(make_world: MakeWorld) -> None:
+    world = make_world(1, 2)
+    _, store = in_process(world)
+    met: list[str] = []
+
+    def hook(op: str, key: str, when: str) -> None:
+        if (op, when) == ("create_large", "before") and key.endswith("00001.distcp") and not met:
+            met.append(key)
+            raise RuntimeError("a bug")
+
+    store.hook = hook
+    world.begin()
+    world.connect()
+    save = world.save(10)
+    world.wait(save, SaveOutcome.FAILED)
+    assert len(met) == 1
+    assert "rank 1" in world.ranks[0].outcome(save).detail
+    assert "RuntimeError: a bug" in world.ranks[0].outcome(save).detail
+    assert save.checkpoint in world.history().aborted
+    world.wait(world.save(20))

@@ -98,6 +98,8 @@ class SidecarStatus(Document):
     in_flight: InFlightStatus | None = None
     last_committed: CommittedStatus | None = None
     consecutive_failures: int = 0
+    last_failure: str = ""
+    """Why the newest of these saves failed."""
     last_save_seconds: float | None = None
     store_error: str = ""
     resume: ResumeReport | None = None

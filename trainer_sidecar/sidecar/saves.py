@@ -48,12 +48,16 @@ class Saves:
         """Save id -> ranks that could not stage their part, with the reason: such a save can never be whole."""
         self.on_change: Callable[[], None] = lambda: None
         self.consecutive_failures = 0
+        self.last_failure = ""
+        """Why the newest save that did not commit failed; empty after a commit."""
         self.last_save_seconds: float | None = None
 
     def begin(self, plan: Plan) -> Save | None:
         """Serve a plan's epoch. Returns the save of an older epoch that was in flight: its uploads are stopped,
         its outcome is to be settled from the journal."""
         with self._lock:
+            if self._plan is not None and self._plan.epoch != plan.epoch:
+                self._given_up.clear()
             self._plan = plan
             old = self._current
             if old is None or old.epoch == plan.epoch:
@@ -126,6 +130,10 @@ class Saves:
             self.fail(save, stage.rank, str(exc))
         except OSError as exc:
             self.fail(save, stage.rank, f"the shared volume failed: {exc}")
+        except Exception as exc:
+            # The only thread that carries this part: if a bug ended it unsaid, no save would ever be possible again.
+            log.exception("carrying a part failed", extra=_named(save) | {"rank": stage.rank})
+            self.fail(save, stage.rank, f"Internal: {type(exc).__name__}: {exc}")
 
     def _carry_part(self, save: Save, stage: RankStage, seal: Seal, plan: Plan) -> None:
         rank, keys, store = stage.rank, self._run.keys, self._run.store
@@ -200,7 +208,11 @@ class Saves:
             return next(reversed(self._given_up.items()), None)
 
     def _remember_given_up(self, save_id: str, faults: dict[int, str]) -> None:
+        """The save has failed, also when no local rank ever seals it: counted here, once, or nobody would see it."""
         with self._lock:
+            if save_id not in self._given_up:
+                rank, reason = next(iter(faults.items()))
+                self._count_failure(f"rank {rank}: {reason}")
             self._given_up.setdefault(save_id, {}).update(faults)
             while len(self._given_up) > _GIVEN_UP_KEPT:
                 del self._given_up[next(iter(self._given_up))]
@@ -247,12 +259,16 @@ class Saves:
         self._metrics.in_progress.set(0)
         log.info("save ended", extra=_named(save) | {"outcome": note.outcome.value, "detail": note.detail})
         if note.outcome is SaveOutcome.COMMITTED:
-            self.consecutive_failures = 0
+            self.consecutive_failures, self.last_failure = 0, ""
             self._run.saw_commit(save.seal.progress, note.checkpoint_id, note.sequence)
             self.last_save_seconds = save.seconds + save.seal.staging_seconds
             self._metrics.committed(save.seal.progress.step, self.last_save_seconds, save.seconds)
-        elif note.outcome is SaveOutcome.FAILED:
-            self.consecutive_failures += 1
+        elif note.outcome is SaveOutcome.FAILED and note.save_id not in self._given_up:
+            self._count_failure(note.detail)
+
+    def _count_failure(self, why: str) -> None:
+        with self._lock:
+            self.consecutive_failures, self.last_failure = self.consecutive_failures + 1, why
 
     def reply(self, save_id: str) -> SaveReply:
         """What is known of a save, for its ranks."""
@@ -267,7 +283,7 @@ class Saves:
             )
         save = self._current
         if save is not None and save.save_id == save_id:
-            detail = next(iter(save.errors.values()), "")
+            detail = next(iter(save.errors.copy().values()), "")
             return SaveReply(
                 save_id=save_id,
                 outcome=SaveOutcome.IN_FLIGHT,

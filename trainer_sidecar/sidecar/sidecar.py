@@ -180,6 +180,7 @@ class Sidecar:
             in_flight=save.status(deadline) if save else None,
             last_committed=self.run.last_committed,
             consecutive_failures=self.saves.consecutive_failures,
+            last_failure=self.saves.last_failure[:1024],
             last_save_seconds=self.saves.last_save_seconds,
             store_error=(errors or [self.standing.error])[0],
             resume=self.evidence.report,
