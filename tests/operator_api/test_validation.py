@@ -184,3 +184,35 @@ def test_every_problem_has_a_documented_reason_and_the_summary_holds_all_sentenc
     assert reason == found[0].reason
     assert all(p.sentence in message for p in found)
     assert all(REASON_DOCS[p.reason] for p in found)
+
+
+def test_a_command_that_is_one_text_is_refused_with_how_to_write_it(raw_job: Raw) -> None:
+    raw = raw_job("smallest")
+    trainer_of(raw)["command"] = "train.py --lr 1"
+    (found,) = problems(raw)
+    assert found.reason == Reason.COMMAND_MISSING
+    assert "'train.py --lr 1' and no list" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("resources", "place"),
+    [
+        ({"limits": {"memory": "64GB"}}, "trainer: resources.limits.memory: '64GB'"),
+        ({"requests": {"cpu": "four"}}, "trainer: resources.requests.cpu: 'four'"),
+    ],
+)
+def test_an_amount_that_is_no_quantity_is_refused_by_name(
+    raw_job: Raw, resources: dict[str, Any], place: str
+) -> None:
+    raw = raw_job("smallest")
+    trainer_of(raw)["resources"] = {**trainer_of(raw).get("resources", {}), **resources}
+    found = [p for p in problems(raw) if p.reason == Reason.TEMPLATE_REFUSED]
+    assert [place in p.sentence for p in found] == [True]
+
+
+def test_a_plan_that_was_copied_into_the_template_is_refused(raw_job: Raw) -> None:
+    raw = raw_job("smallest")
+    raw["spec"]["template"]["metadata"] = {"annotations": {"resumabletraining.io/plan": "{}", "mine": "x"}}
+    (found,) = problems(raw)
+    assert found.reason == Reason.RESERVED_NAME
+    assert "'resumabletraining.io/plan'" in found.sentence

@@ -3,14 +3,15 @@
 An ordered list of small named checks over one value; each sentence names object, value, limit and next step. Pure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rtj_operator.api.base import dig, unknown_fields
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
 from rtj_operator.api.job import ResumableTrainingJob
-from rtj_operator.api.names import RESERVED_PREFIX, SIDECAR_CONTAINER, TRAINER_CONTAINER
+from rtj_operator.api.names import GROUP, RESERVED_PREFIX, SIDECAR_CONTAINER, TRAINER_CONTAINER
 from rtj_operator.api.policies import DeletionPolicy, GangPolicy, IntervalPolicy
+from rtj_operator.api.quantity import parse_quantity
 from rtj_operator.api.template import containers, extended_resources, trainer, words
 from rtj_operator.conditions import Reason
 from rtj_operator.mesh import Refusal, RefusalReason, plan_size
@@ -105,11 +106,35 @@ def _trainer(case: _Case) -> Iterator[Problem]:
             f"torchrun "
             'shall run, as in command: [train.py] or command: ["-m", "pkg.train"]',
         )
+    elif not isinstance(container["command"], list):
+        yield Problem(
+            Reason.COMMAND_MISSING,
+            f"the command of container {TRAINER_CONTAINER} is {str(container['command'])[:128]!r} and no list: write "
+            'each word as an item, as in command: [train.py, --lr, "1e-4"]',
+        )
     elif words(container)[0].strip() == "":
         yield Problem(
             Reason.COMMAND_MISSING,
             f"the first word of {TRAINER_CONTAINER}'s command is empty: write the script's name",
         )
+
+
+def _quantities(case: _Case) -> Iterator[Problem]:
+    """Amounts are added up before the API server sees them, so they must be numbers here already."""
+    template = case.job.spec.template
+    for field in ("containers", "initContainers"):
+        for container in containers(template, field):
+            for kind in ("limits", "requests"):
+                yield from _amounts(container, f"{container.get('name')}: resources.{kind}", kind)
+
+
+def _amounts(container: Mapping[str, object], place: str, kind: str) -> Iterator[Problem]:
+    amounts = dig(container, "resources", kind)
+    for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+        try:
+            parse_quantity(amount)
+        except ValueError as exc:
+            yield Problem(Reason.TEMPLATE_REFUSED, f"container {place}.{name}: {exc}")
 
 
 def _first_word(case: _Case) -> Iterator[Problem]:
@@ -215,6 +240,14 @@ def _reserved(case: _Case) -> Iterator[Problem]:
                 f"{place} holds {name!r}, but names with {RESERVED_PREFIX!r} are the operator's own: choose another "
                 f"name",
             )
+    annotations = dig(template, "metadata", "annotations")
+    for key in annotations if isinstance(annotations, Mapping) else ():
+        if str(key).partition("/")[0] == GROUP:
+            yield Problem(
+                Reason.RESERVED_NAME,
+                f"spec.template.metadata.annotations holds {key!r}: the operator writes the pods' plans there, and "
+                "launchers would obey this one: take it out",
+            )
     for container in containers(template):
         ports = container.get("ports")
         taken = (
@@ -285,6 +318,7 @@ def _contract(case: _Case) -> Iterator[Problem]:
 _CHECKS: tuple[Callable[[_Case], Iterator[Problem]], ...] = (
     _fields,
     _trainer,
+    _quantities,
     _first_word,
     _gpus,
     _sizes,
