@@ -107,3 +107,12 @@ def test_files_are_open_to_a_sidecar_of_another_user(tmp_path: Path) -> None:
     modes = {p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "rank-00000").iterdir()}
     assert modes == {"buffer-0": 0o666, "buffer-0.ctl": 0o666}
     assert (tmp_path / "rank-00000").stat().st_mode & 0o777 == 0o777
+
+
+def test_a_control_block_that_was_made_and_never_written_is_none(tmp_path: Path) -> None:
+    state, stager = trained(), Stager(tmp_path / "rank-00000")
+    stager.buffer.path.with_suffix(".ctl").touch()  # killed between making the file and its first write
+    assert stager.buffer.control() == (0, BufferState.FREE)
+    captured = state.capture()
+    stager.stage(Planner(0, 1).plan(captured.entries), captured, soon())
+    assert stager.buffer.control()[0] == 1

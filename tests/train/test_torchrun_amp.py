@@ -71,6 +71,15 @@ def test_all_ranks_are_fenced_at_the_same_step(fenced: Started) -> None:
     assert len({o.step for o in outcomes}) == 1
 
 
+def test_every_rank_gets_its_own_generators_back(fenced: Started, resumed: Started) -> None:
+    """P10: not those of rank 0, nor those of whoever stored them last."""
+    mine = {r: {x["step"]: x["drawn"] for x in lines(fenced, r)} for r in range(2)}
+    step = lines(resumed, 0)[0]["step"]
+    assert mine[0][step] != mine[1][step]
+    for rank in range(2):
+        assert lines(resumed, rank)[0]["drawn"] == mine[rank][step]
+
+
 def test_scaler_and_losses_go_on_bit_for_bit(world: RankWorld, fenced: Started, resumed: Started) -> None:
     """Of the fenced attempt, the steps after the commit are the control."""
     restored = resumed.plan.restore

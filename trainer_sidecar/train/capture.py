@@ -62,6 +62,8 @@ class State:
         full_mesh: tuple[tuple[str, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.model, self.optimizers, self.extra = unwrap(model), optimizers, dict(extra)
+        self.wrapped = self.model is not model
+        """Inside DDP."""
         self.world_size, self.full_mesh = world_size, full_mesh
         self.names = parameter_names(self.model)
         self._entries: dict[str, tuple[Any, Entry]] = {}

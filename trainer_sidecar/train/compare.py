@@ -58,6 +58,13 @@ def _group_differences(i: int, old: list[Any], new: list[Any]) -> list[str]:
         return [f"groups of optimizer {i}: {len(old)} in the checkpoint, {len(new)} in this run"]
     stored = {tuple(g["params"]): g for g in old}
     found = []
+    orders = [[tuple(g["params"]) for g in groups] for groups in (old, new)]
+    if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
+        places = [orders[0].index(key) for key in orders[1]]
+        return [
+            f"order of the groups of optimizer {i}: this run has those of the checkpoint in the order {places}; "
+            "schedulers know groups by their place, so make them in the order of before"
+        ]
     for number, group in enumerate(new):
         match = stored.get(tuple(group["params"]))
         if match is None:

@@ -7,7 +7,7 @@ from collections import deque
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import WitnessStep
 from trainer_sidecar.contract.plan import VerificationPolicy
-from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.train.agreement import Values
 from trainer_sidecar.train.restore import Resumed
 from trainer_sidecar.train.sidecar_client import SidecarClient
@@ -38,6 +38,13 @@ class Evidence:
         )
         if self._sends:
             self._client.tell(m.SendReport(report=resumed.report))
+
+    def add(self, check: Check) -> None:
+        """One more line of the resume report, found after the restore."""
+        if self.resume is not None:
+            self.resume = self.resume.model_copy(update={"checks": [*self.resume.checks, check]})
+        if self._verifier is not None:
+            self._verifier.add(check)
 
     def batch(self, step: int, digest: str) -> None:
         """The global batch that step `step` consumes."""

@@ -37,10 +37,9 @@ def optimizer_state(state: State, saved: list[Any], stored: Stored) -> list[str]
 
 def _groups(state: State, optimizer: torch.optim.Optimizer, saved: list[Any]) -> None:
     """Put every field back; a tensor LR is filled in place, since a scheduler may hold it."""
-    fields = {tuple(g["params"]): g["fields"] for g in saved}
-    for group in optimizer.param_groups:
-        key = tuple(sorted(state.names[id(p)] for p in group["params"]))
-        for name, encoded in fields[key].items():
+    for group, document in zip(optimizer.param_groups, saved, strict=True):
+        assert sorted(state.names[id(p)] for p in group["params"]) == document["params"], "compared before"
+        for name, encoded in document["fields"].items():
             value = tagged.decode(encoded)
             if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
                 group[name].copy_(value)

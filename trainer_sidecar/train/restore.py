@@ -25,6 +25,7 @@ from trainer_sidecar.train import (
     rng,
     state_digest,
     tagged,
+    trainable,
     transfer,
 )
 from trainer_sidecar.train.agreement import Agreement
@@ -58,6 +59,7 @@ class Resumed:
     report: ResumeReport
     witness: Witness | None
     saved_epoch: int
+    random: rng.Kept
 
 
 @dataclass
@@ -94,7 +96,7 @@ class Restorer:
             raise ResumeRefused(
                 [f"check {c.name!r} failed: expected {c.expected}, found {c.found}" for c in failed]
             )
-        return Resumed(report, opened.witness, opened.manifest.epoch)
+        return Resumed(report, opened.witness, opened.manifest.epoch, rng.Kept.now(self.env.device))
 
     def _timed(self, phase: str, action: Callable[[], Any]) -> Any:
         begin = time.monotonic()
@@ -125,6 +127,7 @@ class Restorer:
         )
         found += [str(d) for d in changed if d.stops]
         self._changed = [d for d in changed if not d.stops]
+        found += trainable.differences(self.state.wrapped, saved.trainable, now.trainable)
         if sorted(map(sorted, saved.aliases)) != sorted(map(sorted, now.aliases)):
             found.append(f"tied parameters: {saved.aliases} in the checkpoint, {now.aliases} in this run")
         if found:
@@ -187,6 +190,7 @@ class Restorer:
         if self.clockwork.scaler is not None:
             self.clockwork.scaler.load_state_dict(tagged.decode(saved.scaler))
         self.cursor.restore(opened.manifest.progress)
+        self._masked = trainable.restore(self.state.model, saved.trainable)
 
     def _state_checks(self, opened: m.RestoreOpened) -> list[Check]:
         """Compare the live objects, read again, with what was saved."""
@@ -199,6 +203,8 @@ class Restorer:
             _equal("learning rates", _rates(saved.optimizers), _rates(now.optimizers)),
             _equal("optimizer groups", _groups(saved.optimizers), _groups(now.optimizers)),
             _equal("moments", _moments(saved.optimizers), _moments(now.optimizers)),
+            _equal("tied parameters", sorted(map(sorted, saved.aliases)), sorted(map(sorted, now.aliases))),
+            trainable.check(saved.trainable, now.trainable, self._masked),
         ]
         schedulers = [tagged.encode(s.state_dict()) for s in self.clockwork.schedulers]
         checks.append(Check(name="schedulers", passed=schedulers == saved.schedulers))

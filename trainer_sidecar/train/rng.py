@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,30 @@ def restore(encoded: Any, device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@dataclass
+class Kept:
+    """The generators as the restore left them, until the first batch.
+
+    What a script does in between (`set_seed`, `iter(DataLoader)`, a sanity check that draws) moves them unseen, and the
+    resumed run would differ from the uninterrupted one.
+    """
+
+    state: dict[str, Any]
+    device: torch.device
+
+    @staticmethod
+    def now(device: torch.device) -> Kept:
+        return Kept(capture(device), device)
+
+    def put_back(self) -> list[str]:
+        """Restore again if need be; returns the names of the generators that had moved."""
+        found = capture(self.device)
+        moved = [name for name in self.state if found.get(name) != self.state[name]]
+        if moved:
+            restore(self.state, self.device)
+        return moved
 
 
 def derive(seed: int, step: int, dp_rank: int, device: torch.device) -> None:

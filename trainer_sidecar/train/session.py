@@ -27,8 +27,8 @@ from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.contract.outcome import OutcomeKind
-from trainer_sidecar.contract.report import ResumeReport
-from trainer_sidecar.train import environment, scalars
+from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.train import environment, rng, scalars
 from trainer_sidecar.train.agreement import Agreement, Values
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.cursor import Cursor
@@ -65,9 +65,12 @@ class Session:
             clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
+            self._random: rng.Kept | None = None
             if plan.restore is not None:
                 restorer = Restorer(env, state, clockwork, cursor, planner, self._agreement)
-                self._evidence.resumed(restorer.restore(plan.restore))
+                resumed = restorer.restore(plan.restore)
+                self._evidence.resumed(resumed)
+                self._random = resumed.random
             parent = plan.restore.checkpoint_id if plan.restore else None
             self._saves = Saves(env, planner, self._agreement, parent)
             self._policy = SavePolicy(env, state, clockwork, cursor, self._saves, self._evidence)
@@ -183,12 +186,24 @@ class Session:
             step, micro = self.step, self._window.micro
             ids = self._cursor.micro_ids(micro).tolist()
             self._window.ids += ids
+            self._keep_random()
             yield self._feed.fetch(ids)
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
                     f"a batch was asked for after micro step {micro + 1} of {self.accumulation} in step {step + 1}"
                     " without micro_end() or step_end(): call one of them after every backward()"
                 )
+
+    def _keep_random(self) -> None:
+        """Before the first batch: the generators are as the restore left them, whatever the script did since."""
+        kept, self._random = self._random, None
+        if kept is None:
+            return
+        moved = kept.put_back()
+        if moved:
+            log.warning("the script drew from or seeded %s after the restore: put back", ", ".join(moved))
+        detail = f"moved by the script after the restore and put back: {', '.join(moved)}" if moved else ""
+        self._evidence.add(Check(name="rng at the first batch", passed=True, detail=detail))
 
     def micro_end(self, loss: Number = None) -> bool:
         """End of a micro step's backward. True while the accumulation window is open: go on with the next batch.

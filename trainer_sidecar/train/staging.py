@@ -41,11 +41,15 @@ class Buffer:
         return self.bytes.numel()
 
     def control(self) -> tuple[int, BufferState]:
-        """(generation, state); (0, FREE) while there is no control block. Raises ValueError when it is damaged."""
+        """(generation, state); (0, FREE) while there is no control block. Raises ValueError when it is damaged.
+
+        An empty file is none: a rank was killed between making it and its first write.
+        """
         try:
-            return unpack_control(self._control.read_bytes()[:CONTROL_SIZE])
+            data = self._control.read_bytes()[:CONTROL_SIZE]
         except FileNotFoundError:
-            return 0, BufferState.FREE
+            data = b""
+        return unpack_control(data) if data else (0, BufferState.FREE)
 
     def mark(self, generation: int, state: BufferState) -> None:
         """Write the control block in place, in one call."""

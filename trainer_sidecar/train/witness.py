@@ -64,6 +64,10 @@ class ResumeVerifier:
         self._deltas: list[float] = []
         self.done = False
 
+    def add(self, check: Check) -> None:
+        """A line found after the restore; it goes out with the finished report."""
+        self._checks.append(check)
+
     def saw(self, step: WitnessStep) -> ResumeReport | None:
         """The finished report once the last step to compare was seen, else None."""
         if self.done:

@@ -8,8 +8,10 @@ import errno
 import hashlib
 import json
 import os
+import random
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -51,6 +53,10 @@ def main() -> None:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
     model = DistributedDataParallel(inner)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(
+            100 * env.plan.epoch + env.rank
+        )  # another one on each rank and in each attempt: only a restore helps
     optimizer = torch.optim.SGD(inner.parameters(), lr=1e-4, momentum=0.9)
     # so large that the first steps overflow fp16 and are skipped, and grown again after every two good ones
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=2)
@@ -72,7 +78,8 @@ def main() -> None:
                 scaler.update()
                 optimizer.zero_grad()
                 line = {"step": s.step + 1, "loss": loss.item(), "scaler": scaler.state_dict()}
-                print(json.dumps({**line, "model": digest(inner)}), file=out)
+                drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+                print(json.dumps({**line, "model": digest(inner), "drawn": drawn}), file=out)
                 s.step_end(loss)
 
 
