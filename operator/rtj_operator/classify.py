@@ -197,7 +197,7 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
     outcome = pod.outcome(epoch)
     if outcome is not None and outcome.kind is OutcomeKind.FAILED:
         return (
-            _failure_cause(pod, outcome),
+            _failure_cause(outcome),
             f"{where}: {_text(outcome)}",
             outcome.failure.exit_code if outcome.failure else None,
         )
@@ -245,7 +245,7 @@ def _first_failure(failed: list[tuple[PodView, Outcome]]) -> End:
         return lost or float("inf"), failure is None or failure.signal is None
 
     pod, outcome = min(failed, key=when)
-    oom = next((p for p, o in failed if _oom_killed(p, o)), None)
+    oom = next((p for p, o in failed if _oom_killed(o)), None)
     cause = Cause.OOM_KILLED if oom else Cause.RANK_FAILED
     culprit = oom or pod
     text = f"pod {culprit.name} on node {culprit.node}: {_text(_outcome_of(failed, culprit) or outcome)}"
@@ -260,10 +260,10 @@ def _first_failure(failed: list[tuple[PodView, Outcome]]) -> End:
     )
 
 
-def _oom_killed(pod: PodView, outcome: Outcome) -> bool:
-    """The cgroup counted an OOM kill and the rank did end by SIGKILL; the count alone may be of an earlier attempt."""
+def _oom_killed(outcome: Outcome) -> bool:
+    """The launcher counted OOM kills in its cgroup during this epoch, and the rank did end by SIGKILL."""
     killed = outcome.failure is not None and outcome.failure.signal in ("SIGKILL", "9")
-    return killed and pod.status is not None and pod.status.oom_kills > 0
+    return killed and outcome.oom_kills > 0
 
 
 def _outcome_of(failed: list[tuple[PodView, Outcome]], pod: PodView) -> Outcome | None:
@@ -271,8 +271,8 @@ def _outcome_of(failed: list[tuple[PodView, Outcome]], pod: PodView) -> Outcome 
     return next((o for p, o in failed if p.uid == pod.uid), None)
 
 
-def _failure_cause(pod: PodView, outcome: Outcome) -> Cause:
-    return Cause.OOM_KILLED if _oom_killed(pod, outcome) else Cause.RANK_FAILED
+def _failure_cause(outcome: Outcome) -> Cause:
+    return Cause.OOM_KILLED if _oom_killed(outcome) else Cause.RANK_FAILED
 
 
 def _text(outcome: Outcome) -> str:

@@ -44,6 +44,8 @@ from trainer_sidecar.store.quarantine import accuse
 APPEND_TIMEOUT = 30.0
 MASTER_PORTS = range(20000, 30000)
 MOST_STORES = 64
+MOST_JOURNALS = 128
+"""Runs whose journal is kept in memory; another one's is read from its first entry again."""
 
 
 class FenceTrouble(Exception):
@@ -79,6 +81,14 @@ class FenceOrder:
     """What the attempt before found wrong with its restore point."""
 
 
+@dataclass(frozen=True)
+class KeptJournal:
+    """A journal and the lock of whoever uses it: two objects may name the same run. Keeps its store alive."""
+
+    journal: Journal
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class Stores:
     """Open stores by where they are and whose credentials they use: a client costs a tenth of a second to make.
 
@@ -87,6 +97,7 @@ class Stores:
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[object, ...], Store] = OrderedDict()
+        self._journals: OrderedDict[tuple[int, RunKeys], KeptJournal] = OrderedDict()
         self._lock = threading.Lock()
         self._probed = Probed()
 
@@ -106,6 +117,25 @@ class Stores:
                 self._open.popitem(last=False)
         return store
 
+    def journal(self, spec: EffectiveSpec, credentials: Mapping[str, str]) -> "KeptJournal":
+        """The journal of a job's run with what has been read of it: a fence then fetches new entries only."""
+        store = self.get(spec, credentials)
+        key = (id(store), RunKeys(spec.namespace, spec.run_id))
+        with self._lock:
+            kept = self._journals.get(key)
+            if kept is None:
+                kept = self._journals[key] = KeptJournal(Journal(store, key[1]))
+            self._journals.move_to_end(key)
+            if len(self._journals) > MOST_JOURNALS:
+                self._journals.popitem(last=False)
+        return kept
+
+    def forget(self, kept: "KeptJournal") -> None:
+        """Read it from its first entry next time: something about it was not as it should be."""
+        with self._lock:
+            for key in [k for k, v in self._journals.items() if v is kept]:
+                del self._journals[key]
+
     def require_sound(self, store: Store) -> None:
         """Raises UnsupportedStoreError when the store does not honour what commits rest on; StoreError."""
         self._probed.require(store)
@@ -113,20 +143,27 @@ class Stores:
 
 def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
     """Append (or find) the attempt and make its plan. Blocks. Raises FenceTrouble."""
-    spec = order.spec
     try:
-        keys = RunKeys(spec.namespace, spec.run_id)
-        journal = Journal(stores.get(spec, order.credentials), keys)
-        history = journal.read()
-        if not history.attempts:
-            stores.require_sound(journal.store)
-        if order.bad is not None and _may_accuse(history, order):
-            accuse(journal, order.bad, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
-        fenced = fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
-    except (StoreError, FenceError, JournalError, PlanRefused, ValueError) as exc:
+        kept = stores.journal(order.spec, order.credentials)
+    except (StoreError, ValueError) as exc:
         raise trouble(exc) from exc
-    lineage = [m.checkpoint_id for m in journal.history.lineage][:10]
+    with kept.lock:
+        try:
+            fenced = _fence(stores, kept.journal, order)
+        except (StoreError, FenceError, JournalError, PlanRefused, ValueError) as exc:
+            stores.forget(kept)
+            raise trouble(exc) from exc
+        lineage = [m.checkpoint_id for m in kept.journal.history.lineage][:10]
     return fenced, make_plan(order, fenced, lineage)
+
+
+def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
+    history = journal.read()
+    if not history.attempts:
+        stores.require_sound(journal.store)
+    if order.bad is not None and _may_accuse(history, order):
+        accuse(journal, order.bad, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
+    return fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
 
 
 def _may_accuse(history: History, order: FenceOrder) -> bool:

@@ -63,8 +63,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flag("sidecar-pull-policy", "", "imagePullPolicy of the sidecar; empty: Kubernetes' default")
     flag("sidecar-command", "", "command of the sidecar instead of its image's own (development)")
     flag("sidecar-cpu", "250m", "CPU that the sidecar requests")
+    flag("sidecar-cpu-limit", "1", "CPU of the sidecar, request and limit, inside Guaranteed pods")
     flag("sidecar-memory", "512Mi", "memory of the sidecar without the shared volume's pages")
     flag("sidecar-user", "65532", "user id of the sidecar")
+    flag("trainer-python", "python3", "Python of the trainer's image that runs rtj-launch")
     flag("store-endpoint", os.environ.get(ENV_STORE_ENDPOINT, ""), "S3 endpoint for jobs that name none")
     flag("store-region", os.environ.get(ENV_STORE_REGION, ""), "region for jobs that name none")
     flag("store-secret", "rtj-store", "Secret with store credentials for jobs that name none")
@@ -141,8 +143,10 @@ def pod_settings(options: argparse.Namespace) -> PodSettings:
         sidecar_pull_policy=options.sidecar_pull_policy or None,
         sidecar_command=tuple(shlex.split(options.sidecar_command)),
         sidecar_cpu=options.sidecar_cpu,
+        sidecar_cpu_limit=options.sidecar_cpu_limit,
         sidecar_memory=options.sidecar_memory,
         sidecar_user=int(options.sidecar_user),
+        python=options.trainer_python,
     )
 
 

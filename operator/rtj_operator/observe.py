@@ -126,6 +126,8 @@ class Observer:
     async def _ask(self, views: list[PodView], port: int, placement: int) -> list[PodView]:
         """Ask the sidecars that matter now: pod 0 always; all of them once anything is out of the ordinary."""
         mine = [v for v in views if v.placement == placement and not v.gone and v.ip and v.sidecar_running]
+        # A spec that names another port is about the next placement: these pods listen where their plan says.
+        port = next((v.plan.coordinator.port for v in mine if v.plan is not None), port)
         answers = await self._poll([v for v in mine if v.index == 0 or _unusual(v)], port)
         if _worth_all(mine, answers):
             answers |= await self._poll([v for v in mine if v.uid not in answers], port)

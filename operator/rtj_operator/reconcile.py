@@ -71,9 +71,11 @@ class Reconciler:
             return await self._unreadable(raw, str(exc))
         spec = effective(job, self.defaults)
         problems = tuple(f"{p.reason}: {p.sentence}" for p in validate(job, self.defaults))
+        template: Object | None = None
+        if not problems:
+            template, problems = self._template(job, spec)
         wanted = None if problems else wanted_of(job, spec)
         try:
-            template = None if problems else self._template(job, spec)
             observed = await self.observer.observe(raw, status_port=spec.status_port, capacity_for=template)
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
@@ -132,10 +134,20 @@ class Reconciler:
                 log.warning("status of %s/%s not written: %s", meta["namespace"], meta["name"], exc)
         return 300.0
 
-    def _template(self, job: ResumableTrainingJob, spec: EffectiveSpec) -> Object:
-        """The pod template of a placement, for counting how many of it fit."""
-        built: Object = build_job(job, spec, Placement(1, spec.nodes), self.settings)["spec"]["template"]
-        return built
+    def _template(
+        self, job: ResumableTrainingJob, spec: EffectiveSpec
+    ) -> tuple[Object | None, tuple[str, ...]]:
+        """The pod template of a placement, for counting how many of it fit; or why none can be made of the user's.
+
+        The schema keeps whatever a template holds (O15): a list where pods have a mapping comes as far as here.
+        """
+        try:
+            build_job(job, spec, Placement(1, spec.nodes, avoid_nodes=("any",)), self.settings)
+            made: Object = build_job(job, spec, Placement(1, spec.nodes), self.settings)["spec"]["template"]
+        except (ValueError, TypeError, AttributeError) as exc:
+            text = f"spec.template cannot be made into pods, a part of it has the wrong shape: {exc}"
+            return None, (f"{Reason.TEMPLATE_REFUSED}: {text}; see kubectl explain pod.spec",)
+        return made, ()
 
 
 def wanted_of(job: ResumableTrainingJob, spec: EffectiveSpec) -> Wanted:

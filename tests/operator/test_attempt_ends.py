@@ -65,12 +65,21 @@ def test_an_oom_kill_of_the_cgroup_is_told_from_a_plain_sigkill() -> None:
     killed = ended(1, OutcomeKind.FAILED, signal="SIGKILL", exit_code=-9)
     assert killed.status is not None
     assert verdict(good(), killed).cause is Cause.RANK_FAILED
-    counted = replace(killed, status=killed.status.model_copy(update={"oom_kills": 1}))
-    assert verdict(good(), counted).cause is Cause.OOM_KILLED
+    older = replace(killed, status=killed.status.model_copy(update={"oom_kills": 1}))
+    assert verdict(good(), older).cause is Cause.RANK_FAILED, (
+        "what an earlier epoch lost to memory is not this end"
+    )
+    assert verdict(good(), counting_oom(killed)).cause is Cause.OOM_KILLED
     crash = ended(1, OutcomeKind.FAILED, exit_code=1, error="ValueError")
-    assert crash.status is not None
-    old_count = replace(crash, status=crash.status.model_copy(update={"oom_kills": 1}))
-    assert verdict(good(), old_count).cause is Cause.RANK_FAILED
+    assert verdict(good(), counting_oom(crash)).cause is Cause.RANK_FAILED
+
+
+def counting_oom(view: PodView) -> PodView:
+    """The pod, whose launcher counted an OOM kill during the epoch that ended."""
+    assert view.status is not None
+    assert view.status.outcome is not None
+    outcome = view.status.outcome.model_copy(update={"oom_kills": 1})
+    return replace(view, status=view.status.model_copy(update={"outcome": outcome}))
 
 
 def test_an_oom_killed_trainer_container_is_a_lost_placement() -> None:

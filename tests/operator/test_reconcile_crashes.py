@@ -244,7 +244,7 @@ def test_a_job_of_somebody_else_under_our_name_is_never_touched(cluster: Cluster
 def test_a_store_that_cannot_be_reached_is_said_and_tried_again(cluster: Cluster) -> None:
     from trainer_sidecar.store.base import UnavailableError
 
-    class Away:
+    class Away(Stores):
         def get(self, spec: Any, credentials: Any) -> Any:
             raise UnavailableError("s3://bucket/team cannot be reached: connection refused")
 

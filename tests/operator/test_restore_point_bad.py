@@ -171,6 +171,39 @@ def test_a_store_without_conditional_creates_is_refused_before_the_first_attempt
     assert not list(stores.store.list("")), "nothing is written, nothing of the probe is left"
 
 
+class Counting(MemoryStore):
+    """Lists the keys that were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+
+    def get(self, key: str, *args: Any, **kwargs: Any) -> bytes:
+        self.fetched.append(key)
+        return super().get(key, *args, **kwargs)
+
+
+def test_a_later_fence_fetches_only_what_it_has_not_read() -> None:
+    store = Counting()
+    stores = OneStore(store)
+    for number in range(1, 6):
+        fence(stores, order(f"nonce-{number}"))
+    store.fetched.clear()
+    fenced, _ = fence(stores, order("nonce-6"))
+    assert (fenced.attempt, fenced.epoch) == (6, 6)
+    entries = {key for key in store.fetched if "/journal/" in key and key < RunKeys("ns", "sft").journal(6)}
+    assert not entries
+
+
+def test_a_journal_that_was_deleted_and_written_anew_is_not_remembered_as_it_was() -> None:
+    stores = OneStore(MemoryStore())
+    fence(stores, order("nonce-1"))
+    fence(stores, order("nonce-2"))
+    stores.store.delete([info.key for info in stores.store.list("ns/sft/")])
+    fenced, _ = fence(stores, order("nonce-3"))
+    assert (fenced.attempt, fenced.epoch) == (1, 1)
+
+
 def test_a_store_is_probed_once_per_process() -> None:
     stores = OneStore(MemoryStore())
     calls: list[str] = []

@@ -14,11 +14,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "rtj.image" -}}
 {{- .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion -}}
 {{- end -}}
+{{- /* Secrets that jobs may name, and that the operator may read. */ -}}
+{{- define "rtj.secrets" -}}
+{{- concat (list .Values.store.secretName) (default (list) .Values.store.allowedSecrets) | uniq | toJson -}}
+{{- end -}}
 {{- /* Rules inside the namespaces of jobs. */ -}}
 {{- define "rtj.jobRules" -}}
 - apiGroups: [resumabletraining.io]
   resources: [resumabletrainingjobs]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch, patch, delete]   # delete: ttlSecondsAfterFinished
 - apiGroups: [resumabletraining.io]
   resources: [resumabletrainingjobs/status]
   verbs: [get, patch, update]
@@ -37,7 +41,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.store.readSecret }}
 - apiGroups: [""]
   resources: [secrets]
-  resourceNames: [{{ .Values.store.secretName | quote }}]
+  resourceNames: {{ include "rtj.secrets" . }}
   verbs: [get]
 {{- end }}
 {{- end -}}

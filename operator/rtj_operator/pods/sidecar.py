@@ -29,6 +29,8 @@ def build_sidecar(spec: EffectiveSpec, resources: Mapping[str, Any], settings: P
         "startupProbe": _probe("/healthz", spec.status_port, failures=300),
         # One failure is enough: this is how a rank's death is pushed to the operator within a second (O4).
         "readinessProbe": _probe("/readyz", spec.status_port, failures=1),
+        # Hung for two minutes: restarted alone. The trainer and what is sealed in the volume outlive it.
+        "livenessProbe": _probe("/healthz", spec.status_port, failures=12, period=10, timeout=5),
         "resources": dict(resources),
         "securityContext": restricted(settings.sidecar_user),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -95,11 +97,11 @@ def _credentials(secret: str, *, required: bool) -> list[JsonObject]:
     ]
 
 
-def _probe(path: str, port: int, *, failures: int) -> JsonObject:
+def _probe(path: str, port: int, *, failures: int, period: int = 1, timeout: int = 1) -> JsonObject:
     return {
         "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
-        "periodSeconds": 1,
-        "timeoutSeconds": 1,
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
         "successThreshold": 1,
         "failureThreshold": failures,
     }
