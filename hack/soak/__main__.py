@@ -6,6 +6,7 @@ Exit codes: 0 nothing was wrong, 1 something was (the seed and the folder are na
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def main(argv: list[str]) -> int:
         parser.error(f"--schedules {args.schedules} is below 1")
 
     from hack.soak.campaign import Campaign
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, the tally is told
 
     return Campaign(args.schedules, args.seed, args.out, quiet=args.quiet).run()
 

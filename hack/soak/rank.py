@@ -11,7 +11,6 @@ import random
 import socket
 import struct
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,24 +147,24 @@ class Rank:
         folder.mkdir(parents=True, exist_ok=True)
         control = folder / "buffer-0.ctl"
         generation = self._free(control) + 1
-        control.write_bytes(pack_control(generation, BufferState.STAGING))
+        _put(control, generation, BufferState.STAGING)
         data = shard_bytes(save, self.rank)
         (folder / "buffer-0").write_bytes(data + b"rest")
         temporary = folder / "seal.tmp"
         temporary.write_bytes(self._seal(save, step, generation, data).to_bytes())
         temporary.replace(folder / "seal.json")
-        control.write_bytes(pack_control(generation, BufferState.SEALED))
+        _put(control, generation, BufferState.SEALED)
 
     def _free(self, control: Path) -> int:
         """The buffer's generation once it is free."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
-            with suppress(FileNotFoundError, struct.error, ValueError):
-                generation, state = unpack_control(control.read_bytes())
-                if state is BufferState.FREE:
-                    return generation
-            if not control.exists():
+            data = control.read_bytes() if control.exists() else b""
+            if not data:
                 return 0
+            generation, state = unpack_control(data)
+            if state is BufferState.FREE:
+                return generation
             time.sleep(_POLL)
         raise TimeoutError(f"rank {self.rank}: its buffer is not freed for {_PATIENCE:g} s")
 
@@ -197,3 +196,12 @@ class Rank:
             reason=SaveReason.INTERVAL,
             training_state=TrainingState(optimizers=[]) if self.rank == 0 else None,
         )
+
+
+def _put(control: Path, generation: int, state: BufferState) -> None:
+    """In place and in one call, as the training library does: a kill leaves the old block or the new one."""
+    file = os.open(control, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.pwrite(file, pack_control(generation, state), 0)
+    finally:
+        os.close(file)
