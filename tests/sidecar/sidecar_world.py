@@ -32,9 +32,10 @@ from trainer_sidecar.contract.status import SaveOutcome, SidecarStatus
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.contract.volume import BufferState, Volume, pack_control, unpack_control
 from trainer_sidecar.sidecar.sidecar import Sidecar
-from trainer_sidecar.store.file import FileStore
+from trainer_sidecar.store.base import Store
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
+from trainer_sidecar.store.open import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = Owner(namespace="team", name="job", uid="uid-1")
@@ -62,8 +63,8 @@ def free_port() -> int:
 class Pod:
     """One pod's volume and its sidecar process."""
 
-    def __init__(self, root: Path, index: int, store: Path) -> None:
-        self.root, self.index, self.store = root, index, store
+    def __init__(self, root: Path, index: int, store_url: str, endpoint: str = "") -> None:
+        self.root, self.index, self.store_url, self.endpoint = root, index, store_url, endpoint
         self.volume = Volume(root / "volume")
         self.volume.root.mkdir(parents=True)
         self.plan_file = root / "plan.json"
@@ -74,7 +75,7 @@ class Pod:
         self.launch(fault)
         return self.wait_up()
 
-    def launch(self, fault: str = "") -> None:
+    def launch(self, fault: str = "", **environment: str) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "trainer_sidecar.sidecar", "--status-host=127.0.0.1"),
@@ -87,12 +88,13 @@ class Pod:
                     f"--status-port={self.port}",
                     "--namespace=team",
                     "--run-id=job",
-                    f"--store-url=file://{self.store}",
+                    f"--store-url={self.store_url}",
+                    f"--store-endpoint={self.endpoint}",
                 ),
                 "--silence=1.5",
             ],
             cwd=ROOT,
-            env={**os.environ, "RTJ_FAULT": fault},
+            env={**os.environ, "RTJ_FAULT": fault, **environment},
             stderr=(self.root / "sidecar.log").open("ab"),
         )
 
@@ -153,11 +155,14 @@ class Pod:
 class World:
     """A run: its store and journal, its pods, and the part of the operator."""
 
-    def __init__(self, root: Path, nodes: int, ranks_per_node: int) -> None:
-        self.root = root
+    def __init__(
+        self, root: Path, nodes: int, ranks_per_node: int, store_url: str = "", endpoint: str = ""
+    ) -> None:
+        self.root, self.endpoint = root, endpoint
         self.keys = RunKeys("team", "job")
         self.store_root = root / "store"
-        self.store = FileStore(self.store_root)
+        self.store_url = store_url or f"file://{self.store_root}"
+        self.store: Store = open_store(self.store_url, endpoint=endpoint or None)
         self.journal = Journal(self.store, self.keys)
         world = nodes * ranks_per_node
         self.topology = Topology(
@@ -166,10 +171,17 @@ class World:
             mesh=Mesh(dp=world),
             batch=Batch(global_batch_size=world, micro_batch_size=1, accumulation=1),
         )
-        self.pods = [Pod(root / f"pod-{i}", i, self.store_root) for i in range(nodes)]
+        self.pods = self.place("pod")
         self.ranks: list[FakeRank] = []
         self.embedded: list[Sidecar] = []
         self.plan: Plan | None = None
+
+    def place(self, name: str) -> list[Pod]:
+        """Pods of one placement, not started yet."""
+        return [
+            Pod(self.root / f"{name}-{i}", i, self.store_url, self.endpoint)
+            for i in range(self.topology.nodes)
+        ]
 
     def history(self) -> History:
         return self.journal.read()

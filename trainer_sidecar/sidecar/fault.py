@@ -1,7 +1,8 @@
 """Crash points for drills: with `RTJ_FAULT=<point>` the process kills itself there. Inert when unset.
 
 A drill proves that a crash between any two steps of a save loses and fakes nothing; the points are named by what has
-just happened (or, for `before-*`, what has not happened yet). `RTJ_FAULT=<point>:<n>` means the n-th time.
+just happened (or, for `before-*`, what has not happened yet). `RTJ_FAULT=<point>:<n>` means the n-th time. With
+`RTJ_FAULT_SIGNAL=SIGSTOP` it is frozen there instead, until somebody wakes it: a pod of an old attempt.
 """
 
 import os
@@ -11,6 +12,7 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import Store
 
 ENV_FAULT = "RTJ_FAULT"
+ENV_SIGNAL = "RTJ_FAULT_SIGNAL"
 POINTS = (
     "after-hash",
     "after-part-made",
@@ -38,13 +40,15 @@ def wanted() -> str:
 
 
 def reach(point: str) -> None:
-    """Die here by SIGKILL when the drill asks for this point."""
+    """Die here by SIGKILL (or the signal of the drill) when the drill asks for this point."""
     name, _, count = os.environ.get(ENV_FAULT, "").partition(":")
     if name != point:
         return
     _reached[point] = _reached.get(point, 0) + 1
-    if _reached[point] >= int(count or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+    wished = int(count or 1)
+    chosen = signal.Signals[os.environ.get(ENV_SIGNAL) or "SIGKILL"]
+    if _reached[point] == wished or (_reached[point] > wished and chosen is signal.SIGKILL):
+        os.kill(os.getpid(), chosen)
 
 
 def wrap(store: Store, keys: RunKeys) -> Store:
