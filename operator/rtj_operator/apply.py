@@ -18,6 +18,7 @@ from rtj_operator.decide.actions import (
     Action,
     CreateJob,
     DeleteJob,
+    DeleteObject,
     DeletePods,
     FenceAndPublish,
     PublishOrder,
@@ -116,6 +117,12 @@ class Applier:
                 await self._each(
                     pods, lambda name, uid: self._delete_pod(subject.namespace, name, uid, grace)
                 )
+            case DeleteObject():
+                meta = subject.raw["metadata"]
+                version = meta["resourceVersion"]
+                await self._kube.delete(
+                    RTJ, subject.namespace, meta["name"], uid=meta["uid"], resource_version=version
+                )
             case DeleteJob(name, uid):
                 await self._kube.delete(JOBS, subject.namespace, name, uid=uid)
             case FenceAndPublish():
@@ -138,7 +145,7 @@ class Applier:
         )
 
     async def _create_job(self, action: CreateJob, subject: Subject) -> None:
-        placement = Placement(action.placement, action.nodes, avoid_nodes=action.avoid_nodes)
+        placement = Placement(action.placement, action.nodes, action.grace_seconds, action.avoid_nodes)
         body = build_job(subject.job, subject.spec, placement, self._settings)
         try:
             await self._kube.create(JOBS, subject.namespace, body)

@@ -215,6 +215,7 @@ class EventReason(StrEnum):
     SUSPENDED = "Suspended"
     UNSUSPENDED = "Unsuspended"
     STORE_TROUBLE = "StoreTrouble"
+    GRACE_TOO_SHORT = "GraceTooShort"
     WAITING = "Waiting"
     ADOPTED = "Adopted"
     COMPLETED = "Completed"
@@ -241,6 +242,7 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.SUSPENDED: "The job was suspended; step that is safe.",
     EventReason.UNSUSPENDED: "The job goes on.",
     EventReason.STORE_TROUBLE: "The store refused or failed; what it said.",
+    EventReason.GRACE_TOO_SHORT: "Pods have less grace than a save takes; the number to set.",
     EventReason.WAITING: "What the job waits for.",
     EventReason.ADOPTED: "A run of another object was taken over.",
     EventReason.COMPLETED: "Training finished; steps, attempts, seconds.",

@@ -108,9 +108,16 @@ class Kube(Protocol):
         ...
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+        resource_version: str = "",
     ) -> None:
-        """Delete in the background, only the object with that uid; a missing one is fine."""
+        """Delete in the background, only the object with that uid (and version); a missing or another one is fine."""
         ...
 
 
@@ -166,9 +173,17 @@ class ApiServer:
         return await self._call("PATCH", path, query, body, "application/apply-patch+yaml")
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+        resource_version: str = "",
     ) -> None:
-        body: Object = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        guard = {"uid": uid, **({"resourceVersion": resource_version} if resource_version else {})}
+        body: Object = {"propagationPolicy": "Background", "preconditions": guard}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
@@ -176,7 +191,7 @@ class ApiServer:
         except NotFound:
             return
         except Conflict:
-            return  # another object has the name now: ours is gone
+            return  # another object has the name now, or it was written to: look again
 
     async def _call(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
+from rtj_operator.api.base import dig
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
 from rtj_operator.api.validation import validate
 from rtj_operator.apply import Applier, ForeignObject, Subject
@@ -153,7 +154,8 @@ class Reconciler:
 def wanted_of(job: ResumableTrainingJob, spec: EffectiveSpec) -> Wanted:
     """What the spec asks for, as the decision reads it."""
     elastic = job.spec.elastic
-    grace = (job.spec.template.get("spec") or {}).get("terminationGracePeriodSeconds")
+    grace = dig(job.spec.template, "spec", "terminationGracePeriodSeconds")
+    own_grace = isinstance(grace, int) and not isinstance(grace, bool) and grace >= 0
     return Wanted(
         nodes=spec.nodes,
         min_nodes=spec.mesh.min_nodes,
@@ -164,7 +166,8 @@ def wanted_of(job: ResumableTrainingJob, spec: EffectiveSpec) -> Wanted:
         scale_down_delay=elastic.scale_down_delay_seconds if elastic else 0.0,
         scale_up_delay=elastic.scale_up_delay_seconds if elastic else 0.0,
         cooldown=elastic.cooldown_seconds if elastic else 0.0,
-        exit_grace=float(grace) if isinstance(grace, int) else float(grace_seconds(None)),
+        exit_grace=float(grace if own_grace else grace_seconds(job.status.save_seconds)),
+        own_grace=own_grace,
     )
 
 

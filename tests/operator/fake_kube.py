@@ -74,10 +74,18 @@ class FakeKube:
         return copy.deepcopy(self.put(kind, found))
 
     async def delete(
-        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        grace_seconds: int | None = None,
+        resource_version: str = "",
     ) -> None:
         key = (kind.plural, namespace, name)
-        if key in self.objects and self.objects[key]["metadata"]["uid"] == uid:
+        meta = self.objects[key]["metadata"] if key in self.objects else {}
+        if meta.get("uid") == uid and resource_version in ("", meta["resourceVersion"]):
             self.log.append(("delete", kind.plural, name))
             del self.objects[key]
 

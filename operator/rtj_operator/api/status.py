@@ -53,6 +53,8 @@ class PlacementStatus(ApiModel):
     """Nodes that the spec asked for when it was decided; more than `nodes` when capacity was missing."""
     lost_nodes: list[str] = Field(default_factory=list, max_length=64)
     """Nodes lost before it: its pods keep away from them, since a lost node may look ready for some seconds more."""
+    grace_seconds: int | None = None
+    """Grace period of its pods."""
     released: bool = False
     """It is not wanted any more (suspended, or waiting before the next one): its pods and Job are deleted."""
 
@@ -315,4 +317,8 @@ class JobStatus(ApiModel):
     ended_at: MicroTime | None = None
     """Complete or Failed (ttlSecondsAfterFinished counts from here)."""
     active_seconds: int = 0
-    """Seconds not suspended so far (activeDeadlineSeconds)."""
+    """Seconds not suspended, by spec.suspend or by a queue, up to `activeSince` (activeDeadlineSeconds)."""
+    active_since: MicroTime | None = None
+    """Since when seconds count in addition; absent while suspended or ended."""
+    save_seconds: float | None = None
+    """Seconds from stage to commit of the last save; the grace period of the next pods follows from it."""

@@ -9,13 +9,21 @@ from dataclasses import replace
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
 from rtj_operator.conditions import EventReason, Reason
-from rtj_operator.decide.actions import Action, CreateJob, Decision, Event, WriteStatus
+from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
 from rtj_operator.decide.ends import stop_pods
+from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
 from rtj_operator.decide.observed import Observed
-from rtj_operator.decide.place import clear_away, new_placement, pods_missing
+from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
-from rtj_operator.decide.resize import draining, room_to_grow, size_changed, spec_changed, suspended
+from rtj_operator.decide.resize import (
+    deadline_passed,
+    draining,
+    room_to_grow,
+    size_changed,
+    spec_changed,
+    suspended,
+)
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, told
 from trainer_sidecar.contract.journal import Cause
@@ -56,6 +64,8 @@ def already_over(view: View) -> Step | None:
     """Complete or Failed: whatever still runs is told to stop."""
     if view.status.phase not in (Phase.COMPLETE, Phase.FAILED):
         return None
+    if expired(view):
+        return Step(view.status, (DeleteObject(),))
     if view.status.phase is Phase.COMPLETE:
         return Step(view.status)
     never_begun = any(p.plan is None and p.trainer_end is None for p in view.standing)
@@ -108,7 +118,7 @@ def job_missing(view: View) -> Step | None:
         return new_placement(view, view.status, Cause.POD_LOST)
     return Step(
         view.status,
-        (CreateJob(placement.number, placement.nodes, tuple(placement.lost_nodes)),),
+        (create_job(placement),),
         WATCH_SECONDS,
     )
 
@@ -120,6 +130,7 @@ CHECKS: tuple[Check, ...] = (
     spec_refused,
     stale_read,
     suspended,
+    deadline_passed,
     nothing_placed,
     draining,
     attempt_ended,
@@ -151,7 +162,8 @@ def _decision(before: View, view: View, step: Step) -> Decision:
     """Status first, then effects; garbage of older placements goes with any decision."""
     if view.meta.deletion_timestamp is not None or view.spec.managed_by:
         return Decision((), before.status)
-    status = with_conditions(view, _with_job_uid(view, step.status), step.degraded)
+    status = with_active_time(view, _with_job_uid(view, step.status))
+    status = with_conditions(view, status, step.degraded)
     changed = _same(status) != _same(before.status)
     status = with_progress(replace(view, status=status), status, changed)
     effects = step.effects
@@ -159,7 +171,8 @@ def _decision(before: View, view: View, step: Step) -> Decision:
         below = status.placement.number + status.placement.released
         effects = (*effects, *(a for a in clear_away(view, below) if a not in effects))
     write: tuple[Action, ...] = (WriteStatus(status),) if _text(status) != _text(before.status) else ()
-    return Decision((*write, *effects), status, step.requeue_after, step.events)
+    moments = [m for m in (step.requeue_after, next_moment(view, status)) if m is not None]
+    return Decision((*write, *effects), status, min(moments, default=None), step.events)
 
 
 def _with_job_uid(view: View, status: JobStatus) -> JobStatus:

@@ -26,6 +26,13 @@ class CreateJob:
     placement: int
     nodes: int
     avoid_nodes: tuple[str, ...] = ()
+    grace_seconds: int = 120
+    """Of its pods, where the template says none."""
+
+
+@dataclass(frozen=True)
+class DeleteObject:
+    """Delete the job itself (TTL), unless anybody wrote to it since it was read. Checkpoints stay."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,14 @@ class Event:
 
 
 Action: TypeAlias = (
-    WriteStatus | CreateJob | DeletePods | DeleteJob | FenceAndPublish | PublishPlan | PublishOrder
+    WriteStatus
+    | CreateJob
+    | DeleteObject
+    | DeletePods
+    | DeleteJob
+    | FenceAndPublish
+    | PublishPlan
+    | PublishOrder
 )
 
 

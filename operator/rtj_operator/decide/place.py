@@ -15,6 +15,7 @@ from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
 from rtj_operator.decide.observed import NodeRoom
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from rtj_operator.pods import LEAST_GRACE_SECONDS
 from trainer_sidecar.contract.journal import Cause
 
 SHORT_GRACE = 2
@@ -46,6 +47,7 @@ def new_placement(
         spec_hash=view.want.spec_hash,
         wanted_nodes=view.want.nodes,
         lost_nodes=lost,
+        grace_seconds=int(view.want.exit_grace),
     )
     resized = old is not None and old.nodes != size
     status = told(status, Phase.PENDING, Reason.PODS_PENDING, f"placement {number}: waiting for {size} pods")
@@ -68,8 +70,13 @@ def new_placement(
         f"placement {number} on {size} nodes{asked}{was}: {cause.value}",
         f"placement/{number}",
     )
-    create = CreateJob(number, size, tuple(lost))
-    return Step(status, (create, *clear_away(view, number)), WATCH_SECONDS, (event,))
+    return Step(status, (create_job(placement), *clear_away(view, number)), WATCH_SECONDS, (event,))
+
+
+def create_job(placement: PlacementStatus) -> CreateJob:
+    """The Job of a placement, the same however often it is asked for."""
+    grace = placement.grace_seconds or LEAST_GRACE_SECONDS
+    return CreateJob(placement.number, placement.nodes, tuple(placement.lost_nodes), grace)
 
 
 def released(view: View, status: JobStatus, cause: Cause) -> Step:

@@ -21,9 +21,13 @@ from rtj_operator.api import (
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
+from rtj_operator.pods import grace_seconds
 from trainer_sidecar.contract.status import PhaseTimes, SidecarStatus, TrainerState
 
 PROGRESS_SECONDS = 60.0
+_DAY = 86400.0
+TIGHT = 1.5
+"""A grace period below so many times the last save is too short: its step must end first, and stores have bad days."""
 _FAR = 4e9
 """Unix seconds beyond which a time is nonsense."""
 
@@ -54,6 +58,8 @@ def with_commits(view: View) -> JobStatus:
     attempt = status.attempt
     own = attempt is not None and attempt.epoch is not None and commit.sequence > attempt.epoch
     update: dict[str, object] = {"last_committed": newest}
+    if seen is not None and (took := seen.last_save_seconds) is not None and 0 <= took < _DAY:
+        update["save_seconds"] = round(took, 3)
     if own:
         update["counters"] = status.counters.model_copy(update={"without_progress": 0})
     return status.model_copy(update=update)
@@ -70,7 +76,28 @@ def training(view: View) -> Step | None:
     phase, reason, text = _phase(view, seen)
     events = _events(view, seen)
     soon = 1.0 if phase is not Phase.RUNNING else POLL_SECONDS
-    return Step(told(status, phase, reason, text), (), soon, events, _saves_failing(seen))
+    short = grace_too_short(view)
+    if short is not None:
+        events = (*events, Event(EventReason.GRACE_TOO_SHORT, short[1], f"grace/{view.number}", warning=True))
+    return Step(told(status, phase, reason, text), (), soon, events, _saves_failing(seen) or short)
+
+
+def grace_too_short(view: View) -> tuple[str, str] | None:
+    """(reason, sentence) when a deleted pod would be killed before its save commits; it names the number to set."""
+    placement, took = view.status.placement, view.status.save_seconds
+    if placement is None or placement.grace_seconds is None or took is None:
+        return None
+    if took * TIGHT <= placement.grace_seconds:
+        return None
+    enough = grace_seconds(took)
+    cure = f"set template.spec.terminationGracePeriodSeconds to {enough} or more"
+    if view.wanted is not None and not view.want.own_grace:
+        cure = f"the next placement gets {enough} s by itself"
+    text = (
+        f"the last save took {took:.0f} s from stage to commit and pods of placement {placement.number} have a grace "
+        f"period of {placement.grace_seconds} s: one that is deleted may be killed before its save commits; {cure}"
+    )
+    return Reason.GRACE_TOO_SHORT, text
 
 
 def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:

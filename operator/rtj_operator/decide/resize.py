@@ -5,12 +5,14 @@ from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
 from rtj_operator.decide.ends import complete, fail, record_end
+from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
 
 SUSPEND, RESIZE, GROW, RESPEC = "Suspended", "Resized", "Growing", "SpecChanged"
+DEADLINE = Reason.DEADLINE_EXCEEDED.value
 _CAUSES = {SUSPEND: Cause.RESUMED, RESIZE: Cause.RESIZED, GROW: Cause.RESIZED, RESPEC: Cause.SPEC_CHANGED}
 
 
@@ -23,6 +25,16 @@ def suspended(view: View) -> Step | None:
     if view.running and not _ordered(view):
         return order(view, SUSPEND, "spec.suspend is true")
     return None if view.running else released(view, view.status, Cause.RESUMED)
+
+
+def deadline_passed(view: View) -> Step | None:
+    """activeDeadlineSeconds: save, then Failed."""
+    sentence = deadline_sentence(view)
+    if sentence is None or view.status.placement is None or (_ordered(view) and view.running):
+        return None
+    if view.running:
+        return order(view, DEADLINE, sentence)
+    return fail(view, view.status, Reason.DEADLINE_EXCEEDED, sentence)
 
 
 def draining(view: View) -> Step | None:
@@ -61,7 +73,12 @@ def drained(view: View, end: End) -> Step:
     if end.outcome == "ResumeRefused":
         return fail(view, status, Reason.RESUME_REFUSED, end.message)
     cause = _CAUSES.get(reason, Cause.OPERATOR)
-    return released(view, status, cause) if view.spec.suspend else new_placement(view, status, cause, end)
+    if view.spec.suspend:
+        return released(view, status, cause)
+    sentence = deadline_sentence(view)
+    if sentence is not None:
+        return fail(view, status, Reason.DEADLINE_EXCEEDED, sentence)
+    return new_placement(view, status, cause, end)
 
 
 def spec_changed(view: View) -> Step | None:

@@ -33,7 +33,10 @@ class Wanted:
     scale_up_delay: float = 300.0
     cooldown: float = 300.0
     exit_grace: float = 120.0
-    """Seconds that ranks may take to save and exit on order."""
+    """Grace period of pods that are made now, and the seconds that ranks may take to save and exit on order: the
+    template's, else max(120, 3 x the last time from stage to commit) (design 7)."""
+    own_grace: bool = False
+    """The template names it."""
 
     def largest(self, at_most: int) -> int | None:
         """Largest size that works with `at_most` nodes; None when there is none at or above the least."""

@@ -4,7 +4,23 @@ Nothing is sent from here and nothing that is passed in is changed. The same inp
 """
 
 from rtj_operator.pods.digest import spec_digest
-from rtj_operator.pods.job import Placement, build_job, grace_seconds, pod_labels, selector
+from rtj_operator.pods.job import (
+    LEAST_GRACE_SECONDS,
+    Placement,
+    build_job,
+    grace_seconds,
+    pod_labels,
+    selector,
+)
 from rtj_operator.pods.settings import PodSettings
 
-__all__ = ["Placement", "PodSettings", "build_job", "grace_seconds", "pod_labels", "selector", "spec_digest"]
+__all__ = [
+    "LEAST_GRACE_SECONDS",
+    "Placement",
+    "PodSettings",
+    "build_job",
+    "grace_seconds",
+    "pod_labels",
+    "selector",
+    "spec_digest",
+]
