@@ -6,7 +6,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "trainer_sidecar" / "launch.py"
@@ -25,6 +28,12 @@ def test_the_import_contracts_of_pyproject_hold() -> None:
     linter = Path(sys.executable).parent / "lint-imports"
     checked = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Imports inside functions and for type checkers included: a circle there is one of meaning, too."""
+    graph = grimp.build_graph("rtj_operator", "trainer_sidecar", cache_dir=None)
+    TopologicalSorter({m: graph.find_modules_directly_imported_by(m) for m in graph.modules}).prepare()
 
 
 def test_the_launcher_uses_only_the_standard_library() -> None:

@@ -27,7 +27,8 @@ from trainer_sidecar.store.base import (
 )
 from trainer_sidecar.store.file import FileStore
 from trainer_sidecar.store.open import open_store
-from trainer_sidecar.store.s3 import S3Store, base64_sha256
+from trainer_sidecar.store.s3 import S3Store
+from trainer_sidecar.store.s3_checksums import base64_sha256
 
 
 def answer(status: str, code: str, message: str = "as told") -> bytes:

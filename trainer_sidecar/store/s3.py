@@ -4,8 +4,6 @@ Two clients: one with the SDK's retries for everything that may be repeated, one
 retried conditional PUT meets itself as 412 (protocol R2). Uploads live in `s3_upload`.
 """
 
-import base64
-import hashlib
 import ipaddress
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +23,9 @@ from trainer_sidecar.store.base import (
     UnclearError,
     UnsupportedStoreError,
 )
+from trainer_sidecar.store.s3_checksums import base64_sha256, checksum_to_hex
 from trainer_sidecar.store.s3_errors import translate
+from trainer_sidecar.store.s3_upload import upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -133,8 +133,6 @@ class S3Store:
         )
 
     def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
-        from trainer_sidecar.store.s3_upload import upload
-
         return upload(self, key, data, parallel)
 
     def put(self, key: str, data: bytes) -> None:
@@ -291,19 +289,3 @@ def _is_private(host: str) -> bool:
     except ValueError:
         return "." not in host or host.endswith((".svc", ".svc.cluster.local", ".localhost", ".internal"))
     return address.is_private or address.is_loopback or address.is_link_local
-
-
-def base64_sha256(data: bytes | memoryview) -> str:
-    """As the `x-amz-checksum-sha256` header carries it."""
-    return base64.b64encode(hashlib.sha256(data).digest()).decode()
-
-
-def checksum_to_hex(value: str | None) -> str | None:
-    """`<base64>` or composite `<base64>-<parts>` to the form of `ObjectInfo.sha256`; None stays None."""
-    if not value:
-        return None
-    digest, dash, parts = value.partition("-")
-    try:
-        return f"{base64.b64decode(digest, validate=True).hex()}{dash}{parts}"
-    except ValueError:
-        return None

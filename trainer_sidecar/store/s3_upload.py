@@ -8,10 +8,10 @@ import base64
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from trainer_sidecar.store.base import (
     AlreadyExistsError,
@@ -23,15 +23,31 @@ from trainer_sidecar.store.base import (
     expected_sha256,
     part_size_for,
 )
+from trainer_sidecar.store.s3_checksums import base64_sha256, checksum_to_hex
 
 if TYPE_CHECKING:
-    from trainer_sidecar.store.s3 import S3Store
+    from mypy_boto3_s3 import S3Client
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _TRIES = 3
 
 
-def upload(store: "S3Store", key: str, data: memoryview, parallel: int) -> ObjectInfo:
+class Bucket(Protocol):
+    """What an upload needs of `S3Store`: where it is, its clients (`once`: without retries), its errors, its looks."""
+
+    url: str
+    bucket: str
+    client: "S3Client"
+    once: "S3Client"
+
+    def full(self, key: str) -> str: ...
+    def guard(self, key: str, act: Callable[[], T], *, write: bool = False) -> T: ...
+    def head(self, key: str) -> ObjectInfo: ...
+    def get_range(self, key: str, offset: int, length: int) -> bytes: ...
+
+
+def upload(store: Bucket, key: str, data: memoryview, parallel: int) -> ObjectInfo:
     """`Store.create_large`. At most `parallel` parts are held in memory besides `data`."""
     view = data.cast("B") if data.nbytes else data
     large = len(view) > part_size_for(len(view))
@@ -62,7 +78,7 @@ def upload(store: "S3Store", key: str, data: memoryview, parallel: int) -> Objec
     raise AssertionError("unreachable")
 
 
-def _unclear(store: "S3Store", key: str, exc: StoreError) -> StoreError:
+def _unclear(store: Bucket, key: str, exc: StoreError) -> StoreError:
     if isinstance(exc, UnclearError):
         return exc
     return UnclearError(
@@ -72,10 +88,8 @@ def _unclear(store: "S3Store", key: str, exc: StoreError) -> StoreError:
     )
 
 
-def _single(store: "S3Store", key: str, view: memoryview) -> str:
+def _single(store: Bucket, key: str, view: memoryview) -> str:
     """Hex SHA-256 of what was sent."""
-    from trainer_sidecar.store.s3 import base64_sha256
-
     body = bytes(view)
     checksum = base64_sha256(body)
     store.guard(
@@ -92,7 +106,7 @@ def _single(store: "S3Store", key: str, view: memoryview) -> str:
     return base64.b64decode(checksum).hex()
 
 
-def _multipart(store: "S3Store", key: str, view: memoryview, parallel: int) -> str:
+def _multipart(store: Bucket, key: str, view: memoryview, parallel: int) -> str:
     """Composite SHA-256 of what was sent."""
     where: Any = {"Bucket": store.bucket, "Key": store.full(key)}
     with _open_upload(store, key, where) as upload_id:
@@ -119,7 +133,7 @@ def _multipart(store: "S3Store", key: str, view: memoryview, parallel: int) -> s
 
 
 @contextmanager
-def _open_upload(store: "S3Store", key: str, where: Any) -> Iterator[str]:
+def _open_upload(store: Bucket, key: str, where: Any) -> Iterator[str]:
     """An upload that is aborted unless the block ends well. An abort that fails is left to the sweep."""
     created = store.guard(
         key,
@@ -141,7 +155,7 @@ def _open_upload(store: "S3Store", key: str, where: Any) -> Iterator[str]:
 
 
 def _send_part(
-    store: "S3Store", key: str, where: Any, number: int, view: memoryview
+    store: Bucket, key: str, where: Any, number: int, view: memoryview
 ) -> tuple[dict[str, Any], bytes]:
     """(entry for the completion, SHA-256 of the part)."""
     body = bytes(view)
@@ -155,9 +169,7 @@ def _send_part(
     return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumSHA256": checksum}, digest
 
 
-def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> str:
-    from trainer_sidecar.store.s3 import checksum_to_hex
-
+def _complete(store: Bucket, key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> str:
     expected = f"{hashlib.sha256(b''.join(d for _, d in sent)).hexdigest()}-{len(sent)}"
     answer = store.guard(
         key,
@@ -172,7 +184,7 @@ def _complete(store: "S3Store", key: str, where: Any, sent: list[tuple[dict[str,
     return expected
 
 
-def _settled(store: "S3Store", key: str, view: memoryview, sent: str = "") -> ObjectInfo | None:
+def _settled(store: Bucket, key: str, view: memoryview, sent: str = "") -> ObjectInfo | None:
     """The object when it stands with our bytes, None when there is none. Other bytes raise ChecksumRefusedError.
 
     `sent`: the checksum of what was just sent; without it the bytes are hashed again when there is one to compare.
@@ -195,7 +207,7 @@ def _settled(store: "S3Store", key: str, view: memoryview, sent: str = "") -> Ob
     return info
 
 
-def _read_back(store: "S3Store", key: str, view: memoryview, info: ObjectInfo) -> ObjectInfo:
+def _read_back(store: Bucket, key: str, view: memoryview, info: ObjectInfo) -> ObjectInfo:
     """Stores that show no checksum: compare the bytes themselves, part by part."""
     size = part_size_for(len(view))
     for offset in range(0, len(view), size):
@@ -205,7 +217,7 @@ def _read_back(store: "S3Store", key: str, view: memoryview, info: ObjectInfo) -
     return info
 
 
-def _refused(store: "S3Store", key: str, what: str) -> ChecksumRefusedError:
+def _refused(store: Bucket, key: str, what: str) -> ChecksumRefusedError:
     return ChecksumRefusedError(
         f"{store.url}: {key}: {what}; objects of a save are never rewritten, the save must be given up",
         store=store.url,
