@@ -33,7 +33,7 @@ from rtj_operator.faults import (
     AFTER_STATUS_WRITE,
     Faults,
 )
-from rtj_operator.fencing import FenceOrder, Stores, fence
+from rtj_operator.fencing import FenceOrder, Stores, conflict_of, fence
 from rtj_operator.kube import (
     JOBS,
     PODS,
@@ -182,7 +182,8 @@ class Applier:
             known_commits=status.last_committed is not None or status.restore_point is not None,
             adopt=subject.job.spec.checkpoint.adopt and not status.adopted,
             cluster=self._cluster,
-            credentials=await self._credentials(subject),
+            credentials=await self._credentials(subject.spec),
+            keep=action.keep,
             bad=action.bad,
         )
         started = time.monotonic()
@@ -193,13 +194,17 @@ class Applier:
             self._metrics.attempts.labels(plan.cause.value).inc()
         await self.publish(plan, tuple((p.name, p.uid) for p in pods), subject.namespace)
 
-    async def _credentials(self, subject: Subject) -> dict[str, str]:
+    async def conflict_of(self, spec: EffectiveSpec) -> str:
+        """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""
+        return await asyncio.to_thread(conflict_of, self._stores, spec, await self._credentials(spec))
+
+    async def _credentials(self, spec: EffectiveSpec) -> dict[str, str]:
         """The store's credentials from the job's Secret, if it may be read; else the operator's own."""
-        place = subject.spec.store
+        place = spec.store
         try:
-            secret = await self._kube.get(SECRETS, subject.namespace, place.secret)
+            secret = await self._kube.get(SECRETS, spec.namespace, place.secret)
         except (NotFound, Forbidden) as exc:
-            log.debug("Secret %s/%s: %s", subject.namespace, place.secret, exc)
+            log.debug("Secret %s/%s: %s", spec.namespace, place.secret, exc)
             return {}
         data = secret.get("data") or {}
         return {k: base64.b64decode(data[k]).decode() for k in CREDENTIALS if data.get(k)}

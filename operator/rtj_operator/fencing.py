@@ -15,7 +15,7 @@ from rtj_operator.decide.observed import PodView
 from rtj_operator.mesh import Refusal, plan_size
 from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.contract.plan import Endpoint, Plan
+from trainer_sidecar.contract.plan import Endpoint, Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.base import (
@@ -77,6 +77,8 @@ class FenceOrder:
     cluster: str = ""
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     """From the job's Secret; empty: the operator's own."""
+    keep: Plan | None = None
+    """Topology and policies are this plan's, not the spec's, which is refused."""
     bad: RestoreFault | None = None
     """What the attempt before found wrong with its restore point."""
 
@@ -176,6 +178,8 @@ def _may_accuse(history: History, order: FenceOrder) -> bool:
 def make_plan(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> Plan:
     """The plan of a fenced attempt: rendezvous and coordinator on pod 0, a port that is new per epoch."""
     spec, first = order.spec, order.pods[0]
+    if order.keep is not None:
+        return order.keep.model_copy(update=_of_attempt(order, fenced, lineage))
     return Plan(
         namespace=spec.namespace,
         run_id=spec.run_id,
@@ -192,6 +196,37 @@ def make_plan(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> Plan:
         checkpoint=spec.checkpoint,
         verification=spec.verification,
     )
+
+
+def _of_attempt(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> dict[str, object]:
+    """What a plan that is kept has of its own in another attempt."""
+    first, keep = order.pods[0], order.keep
+    assert keep is not None
+    return {
+        "attempt": fenced.attempt,
+        "epoch": fenced.epoch,
+        "nonce": order.nonce,
+        "cause": fenced.entry.cause,
+        "order": Order.RUN,
+        "topology": fenced.topology,
+        "master": Endpoint(address=first.ip, port=MASTER_PORTS[fenced.epoch % len(MASTER_PORTS)]),
+        "coordinator": Endpoint(address=first.ip, port=keep.coordinator.port),
+        "restore": fenced.restore,
+        "lineage": lineage,
+    }
+
+
+def conflict_of(stores: Stores, spec: EffectiveSpec, credentials: Mapping[str, str]) -> str:
+    """Whose the run is, in a sentence, when another object's; else empty. Blocks. Raises StoreError, ValueError."""
+    kept = stores.journal(spec, credentials)
+    with kept.lock:
+        history = kept.journal.read()
+    owner = history.owner
+    if owner is None or owner.uid == spec.uid:
+        return ""
+    place = f"run {kept.journal.keys.prefix} in {kept.journal.store.url}"
+    other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
+    return f"{place} belongs to {other}: choose another checkpoint.runId, or set checkpoint.adopt: true to take it over"
 
 
 def trouble(exc: Exception) -> FenceTrouble:
@@ -217,6 +252,8 @@ def _request(order: FenceOrder) -> FenceRequest:
     spec = order.spec
 
     def plan_for(_: RestorePoint | None, saved: Topology | None) -> Topology:
+        if order.keep is not None:
+            return order.keep.topology
         found = plan_size(spec.mesh, order.nodes, saved, spec.matrix)
         if isinstance(found, Refusal):
             raise PlanRefused(found.sentence)

@@ -24,6 +24,7 @@ from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import Applier
 from rtj_operator.events import EventPoster
 from rtj_operator.faults import Faults
+from rtj_operator.firstlook import FirstLook
 from rtj_operator.kube import RTJ, Kube, KubeError, connect
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Observer
@@ -131,7 +132,15 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
         allowed_url_prefixes=tuple(_words(options.allowed_url_prefixes)),
         allowed_endpoints=tuple(_words(options.allowed_endpoints)),
     )
-    reconciler = Reconciler(kube, observer, applier, EventPoster(kube, instance), defaults, settings)
+    reconciler = Reconciler(
+        kube,
+        observer,
+        applier,
+        EventPoster(kube, instance),
+        defaults,
+        settings,
+        first_look=FirstLook(applier.conflict_of),
+    )
     namespaces = _words(options.namespaces)
     return Runtime(kube, reconciler, observer.graves, metrics, namespaces, int(options.workers))
 

@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
 from rtj_operator.api.base import dig
@@ -21,6 +21,7 @@ from rtj_operator.decide.actions import FenceAndPublish
 from rtj_operator.decide.trouble import Trouble, troubled
 from rtj_operator.events import EventPoster
 from rtj_operator.fencing import FenceTrouble
+from rtj_operator.firstlook import FirstLook
 from rtj_operator.kube import (
     RTJ,
     AlreadyExists,
@@ -56,6 +57,8 @@ class Reconciler:
     settings: PodSettings
     now: Callable[[], float] = time.time
     nonce: Callable[[], str] = lambda: uuid.uuid4().hex
+    first_look: FirstLook | None = None
+    """None: that a run is another object's is found at the fence only."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job further. Returns the seconds until the next look; None: at the next event. Raises TryLater."""
@@ -80,6 +83,9 @@ class Reconciler:
             observed = await self.observer.observe(raw, status_port=spec.status_port, capacity_for=template)
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
+        if self.first_look is not None and not problems:
+            look = self.first_look.of(job, spec)
+            observed = replace(observed, run_pending=look.pending, run_conflict=look.conflict)
         now, nonce = self.now(), self.nonce()
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)

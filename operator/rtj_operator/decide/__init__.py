@@ -11,11 +11,12 @@ from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
-from rtj_operator.decide.ends import stop_pods
+from rtj_operator.decide.ends import fail, stop_pods
 from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
 from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
+from rtj_operator.decide.refused import as_placed, goes_on, held_back
 from rtj_operator.decide.resize import (
     deadline_passed,
     draining,
@@ -46,9 +47,9 @@ def decide(
     """What one reconcile shall do. `now` is Unix seconds; `nonce` becomes that of an attempt, if one is begun."""
     before = View(meta, spec, wanted, problems, status, observed, now, nonce)
     view = replace(before, status=with_commits(before))
-    view = _reopened(view)
+    view = as_placed(_reopened(view))
     step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
-    return _decision(before, view, step)
+    return _decision(before, view, held_back(view, step))
 
 
 def being_deleted(view: View) -> Step | None:
@@ -74,8 +75,8 @@ def already_over(view: View) -> Step | None:
 
 
 def spec_refused(view: View) -> Step | None:
-    """The spec cannot run: nothing is created, what runs is left alone."""
-    if view.wanted is not None and not view.problems:
+    """The spec cannot run: nothing is created. A job that runs goes on as it was placed (`refused`)."""
+    if (view.wanted is not None and not view.problems) or goes_on(view):
         return None
     text = "; ".join(p.partition(": ")[2] for p in view.problems)
     reason = view.problems[0].partition(": ")[0] if view.problems else Reason.NOT_SUPPORTED
@@ -88,6 +89,18 @@ def stale_read(view: View) -> Step | None:
     """A Job with a higher number than the status: the status was read before another operator's write."""
     newest = max((j.placement for j in view.observed.jobs), default=0)
     return Step(view.status, (), 0.2) if view.status.placement is not None and newest > view.number else None
+
+
+def run_of_another(view: View) -> Step | None:
+    """Before the first attempt: the run belongs to another object, or it is about to be known whether it does."""
+    if view.status.attempt is not None:
+        return None
+    if view.observed.run_conflict:
+        return fail(view, view.status, Reason.RUN_EXISTS, view.observed.run_conflict)
+    if view.observed.run_pending and view.status.placement is None:
+        text = "reading the run's journal before pods are made"
+        return Step(told(view.status, Phase.PENDING, Reason.NO_PLACEMENT, text), (), 0.1)
+    return None
 
 
 def nothing_placed(view: View) -> Step | None:
@@ -131,6 +144,7 @@ CHECKS: tuple[Check, ...] = (
     stale_read,
     suspended,
     deadline_passed,
+    run_of_another,
     nothing_placed,
     draining,
     attempt_ended,

@@ -60,6 +60,8 @@ class FenceAndPublish:
     cause: Cause
     placement: int
     nodes: int
+    keep: Plan | None = None
+    """The spec is refused: mesh and policies are this plan's."""
     bad: RestoreFault | None = None
     """What the attempt before found wrong with its restore point: quarantined before another is picked (R24)."""
 

@@ -30,6 +30,7 @@ from rtj_operator.decide.ends import (
     rule_for,
 )
 from rtj_operator.decide.place import new_placement, released
+from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
@@ -130,7 +131,7 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
             "started_at": status.started_at or view.time,
         }
     )
-    fence = FenceAndPublish(number, view.nonce, cause, view.number, view.size, restore_fault(status))
+    fence = _fence_action(view, attempt, restore_fault(status))
     return Step(status, (fence,), WATCH_SECONDS)
 
 
@@ -142,14 +143,19 @@ def plan_incomplete(view: View) -> Step | None:
     if plan is None:
         if not view.all_up:
             return None
-        bad = restore_fault(view.status)
-        fence = FenceAndPublish(attempt.number, attempt.nonce, attempt.cause, view.number, view.size, bad)
+        fence = _fence_action(view, attempt, restore_fault(view.status))
         return Step(view.status, (fence,), WATCH_SECONDS, degraded=trouble_so_far(view.status))
     lacking = tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
     effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
     if attempt.epoch is not None:
         return Step(view.status, effects, WATCH_SECONDS) if effects else None
     return Step(adopt_plan(view, plan), effects, WATCH_SECONDS, (_started_event(plan),))
+
+
+def _fence_action(view: View, attempt: AttemptStatus, bad: RestoreFault | None) -> FenceAndPublish:
+    return FenceAndPublish(
+        attempt.number, attempt.nonce, attempt.cause, view.number, view.size, kept_plan(view), bad
+    )
 
 
 def restore_fault(status: JobStatus) -> RestoreFault | None:

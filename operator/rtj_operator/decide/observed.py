@@ -137,6 +137,10 @@ class Observed:
     jobs: tuple[JobView, ...] = ()
     pods: tuple[PodView, ...] = ()
     capacity: Capacity = field(default_factory=Capacity)
+    run_pending: bool = False
+    """Whether the run belongs to another object is being read, and will be known in a moment."""
+    run_conflict: str = ""
+    """The sentence when it does."""
 
     def job(self, placement: int) -> JobView | None:
         return next((j for j in self.jobs if j.placement == placement and not j.deleting), None)

@@ -3,6 +3,7 @@
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.conditions import ConditionType as T
 from rtj_operator.conditions import Reason, Verdict, set_conditions
+from rtj_operator.decide.refused import HELD_BACK, goes_on
 from rtj_operator.decide.view import View
 
 _ENDED = (Phase.COMPLETE, Phase.FAILED)
@@ -40,7 +41,8 @@ def _valid(view: View, status: JobStatus) -> Verdict:
         reason, _, sentences = view.problems[0].partition(": ")
         known = reason_of(reason) or Reason.NOT_SUPPORTED
         rest = "; ".join(p.partition(": ")[2] for p in view.problems[1:])
-        return Verdict(T.VALID, False, known, f"{sentences}; {rest}" if rest else sentences)
+        held = f". {HELD_BACK}" if goes_on(view) else ""
+        return Verdict(T.VALID, False, known, (f"{sentences}; {rest}" if rest else sentences) + held)
     return Verdict(T.VALID, True, Reason.SPEC_VALID, "the spec can run")
 
 
