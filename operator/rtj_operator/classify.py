@@ -16,6 +16,9 @@ from trainer_sidecar.contract.status import TrainerState
 SILENCE_SECONDS = 10.0
 """A sidecar that has not answered for so long, to the operator and to a peer, is lost (operator.md O10)."""
 
+OVERDUE_SECONDS = 30.0
+"""A pod that stands so long after its grace period (clocks differ, too) is on a node whose kubelet is gone."""
+
 RESTORE_POINT_BAD = "RestorePointBad"
 """Outcome of an attempt whose restore point has missing or wrong bytes: it is quarantined, the one before is tried."""
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -141,7 +144,8 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
 def _lost(pod: PodView, pods: Sequence[PodView]) -> bool:
     if pod.gone:
         return not any(q.index == pod.index and not q.gone for q in pods)
-    return pod.node_lost or pod.trainer_end is not None or bool(pod.evicted) or _silent(pod, pods)
+    ended = pod.trainer_end is not None or bool(pod.evicted)
+    return pod.node_lost or ended or pod.overdue_seconds >= OVERDUE_SECONDS or _silent(pod, pods)
 
 
 def _silent(pod: PodView, pods: Sequence[PodView]) -> bool:
@@ -201,6 +205,9 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
             f"{where}: {_text(outcome)}",
             outcome.failure.exit_code if outcome.failure else None,
         )
+    if pod.overdue_seconds >= OVERDUE_SECONDS:
+        text = f"{where} was deleted and still stands {pod.overdue_seconds:.0f} s after its grace period"
+        return Cause.NODE_LOST, f"{text}: its node does not answer", None
     if pod.gone or pod.deleting:
         return Cause.POD_LOST, f"{where} was deleted", end.exit_code if end else None
     if end is not None:

@@ -87,7 +87,7 @@ class Observer:
         found = [
             pod_view(p, LABEL_PLACEMENT, sidecar=SIDECAR_CONTAINER, trainer=TRAINER_CONTAINER) for p in pods
         ]
-        live = [v for v in found if v is not None]
+        live = [_with_overdue(v, time.time()) for v in found if v is not None]
         here = {v.uid for v in live}
         for body in self.graves.of(uid):
             view = pod_view(
@@ -235,6 +235,11 @@ def _capacity_matters(job: Object, views: Sequence[PodView]) -> bool:
         or short
         or any(v.gone or v.deleting or v.node_lost or v.silent_seconds or v.trainer_end for v in views)
     )
+
+
+def _with_overdue(view: PodView, now: float) -> PodView:
+    """`deletionTimestamp` is the end of the grace period, by the API server's clock."""
+    return replace(view, overdue_seconds=max(0.0, now - view.delete_by)) if view.delete_by else view
 
 
 def _unusual(view: PodView) -> bool:

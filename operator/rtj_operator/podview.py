@@ -71,6 +71,7 @@ def pod_view(
         ip=status.get("podIP") or "",
         phase=status.get("phase") or "Pending",
         deleting="deletionTimestamp" in meta,
+        delete_by=unix(meta.get("deletionTimestamp")),
         gone=gone,
         ready=ready.get("status") == "True",
         created=unix(meta.get("creationTimestamp")),

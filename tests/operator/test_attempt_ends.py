@@ -126,6 +126,15 @@ def test_a_pod_that_is_being_deleted_is_waited_for() -> None:
     assert attempt_end((good(), leaving), 2, EPOCH) == Leaving(("sft-p1-1",))
 
 
+def test_a_pod_that_stands_long_after_its_grace_period_is_waited_for_no_more() -> None:
+    """Its node is cut off and nodes may not be read: a pod like this stays Terminating for ever."""
+    leaving = replace(pod(0, plan=True), deleting=True, ready=False)
+    assert attempt_end([replace(leaving, overdue_seconds=29.0)], 1, EPOCH) == Leaving(("sft-p1-0",))
+    end = verdict(replace(leaving, overdue_seconds=31.0), size=1)
+    assert (end.cause, end.in_place, end.lost_nodes) == (Cause.NODE_LOST, False, ("node1",))
+    assert "still stands 31 s after its grace period" in end.message
+
+
 def test_all_saved_after_a_sigterm_is_a_saved_end_in_a_lost_placement() -> None:
     left = replace(ended(1, OutcomeKind.SAVED_AND_STOPPED), deleting=True)
     end = verdict(ended(0, OutcomeKind.SAVED_AND_STOPPED), left)

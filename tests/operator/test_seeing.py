@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import aiohttp
@@ -49,6 +50,20 @@ def test_the_end_of_the_trainer_is_its_container_status_with_the_launchers_outco
     assert found.trainer_end.exit_code == 143
     assert found.trainer_end.outcome.step == 9
     assert not found.up
+
+
+def test_a_pod_that_stands_after_its_grace_period_is_overdue_since_then() -> None:
+    kube = FakeKube()
+    past, future = "2026-01-01T00:00:30Z", "2126-01-01T00:00:00Z"
+    for name, by in (("past", past), ("future", future)):
+        pod = pod_object(name)
+        pod["metadata"]["deletionTimestamp"] = by
+        kube.put(PODS, pod)
+    job = {"metadata": {"name": "sft", "namespace": "ns", "uid": "uid-job"}}
+    seen = asyncio.run(Observer(kube).observe(job, status_port=1, capacity_for=None))
+    overdue = {p.name: p.overdue_seconds for p in seen.pods}
+    assert overdue["future"] == 0
+    assert abs(overdue["past"] - (time.time() - unix(past))) < 5
 
 
 def test_a_termination_message_that_is_not_ours_is_only_text() -> None:

@@ -34,6 +34,10 @@ class PodView:
     ip: str = ""
     phase: str = "Pending"
     deleting: bool = False
+    delete_by: float = 0.0
+    """When its grace period ends; 0 while nobody deletes it."""
+    overdue_seconds: float = 0.0
+    """Seconds since its grace period has ended, and it still stands: its kubelet does not answer."""
     gone: bool = False
     """Deleted: this is the last body that the watch saw (operator.md O9)."""
     ready: bool = False

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from rtj_operator.api import JobStatus, Phase, PlacementStatus
 from rtj_operator.api.names import placement_name
-from rtj_operator.classify import End, blocked
+from rtj_operator.classify import OVERDUE_SECONDS, End, blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
 from rtj_operator.decide.observed import NodeRoom
@@ -185,7 +185,10 @@ def pods_missing(view: View) -> Step | None:
 
 def _own_pods_leaving(view: View) -> bool:
     """Old pods of this job still hold what its new ones wait for. Those on a lost node are waited for by nobody."""
-    return any(p.deleting and not p.node_lost and not p.gone for p in view.observed.pods)
+    return any(
+        p.deleting and not p.node_lost and not p.gone and p.overdue_seconds < OVERDUE_SECONDS
+        for p in view.observed.pods
+    )
 
 
 def _shrunk(placement: PlacementStatus | None) -> bool:
