@@ -23,6 +23,8 @@ RESTORE_POINT_BAD = "RestorePointBad"
 """Outcome of an attempt whose restore point has missing or wrong bytes: it is quarantined, the one before is tried."""
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+CRASHES = "CrashLoopBackOff"
+"""Only native sidecars can: pods of a placement are never restarted."""
 _DISRUPTIONS = {
     "PreemptionByScheduler": Cause.PREEMPTED,
     "EvictionByEvictionAPI": Cause.EVICTED,
@@ -86,12 +88,17 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int) -> End | Leaving
 
 
 def blocked(pods: Sequence[PodView]) -> tuple[str, str] | None:
-    """(reason, sentence) why a placement cannot start, as far as Kubernetes says; None when it just takes its time."""
+    """(reason, sentence) why pods cannot start, or not stay up, as far as Kubernetes says; None when nothing is known."""
     for p in pods:
         if p.waiting_reason in PULL_REASONS:
             return "ImagePullFailed", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
         if p.waiting_reason in CONFIG_REASONS:
             return "PodRefused", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
+        if p.waiting_reason == CRASHES:
+            return (
+                "SidecarFailing",
+                f"pod {p.name}: {p.waiting_message or CRASHES}: see the log of that container",
+            )
     waiting = [p for p in pods if p.unschedulable and not p.deleting and not p.gone]
     if waiting:
         return "Unschedulable", f"{len(waiting)} of the pods cannot be scheduled: {waiting[0].unschedulable}"

@@ -92,6 +92,7 @@ class Reason(StrEnum):
     NO_COMMIT_YET = "NoCommitYet"
     COMMITTED = "Committed"
     SAVES_FAILING = "SavesFailing"
+    SIDECAR_FAILING = "SidecarFailing"
     RESUME_MATCHED = "ResumeMatched"
     RESUME_DIFFERS = "ResumeDiffers"
     RESUME_REFUSED = "ResumeRefused"
@@ -165,7 +166,8 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.HUNG: "No step for hangTimeoutSeconds.",
     Reason.NO_COMMIT_YET: "Nothing has been committed yet.",
     Reason.COMMITTED: "The newest commit is in status.lastCommitted.",
-    Reason.SAVES_FAILING: "Several saves in a row did not commit.",
+    Reason.SAVES_FAILING: "Saves do not commit: several have failed in a row, or one meets errors and does not end.",
+    Reason.SIDECAR_FAILING: "A pod's sidecar ends again and again; nothing can be saved or resumed meanwhile.",
     Reason.RESUME_MATCHED: "Steps after the resume match those seen before it.",
     Reason.RESUME_DIFFERS: "Steps after the resume differ from those seen before it.",
     Reason.RESUME_REFUSED: "The checkpoint does not fit what the script built; each difference is named.",

@@ -45,6 +45,7 @@ PODS = Kind("", "v1", "Pod", "pods")
 SECRETS = Kind("", "v1", "Secret", "secrets")
 CORE_EVENTS = Kind("", "v1", "Event", "events")
 EVENTS = Kind("events.k8s.io", "v1", "Event", "events")
+LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 NODES = Kind("", "v1", "Node", "nodes", namespaced=False)
 
 

@@ -14,6 +14,7 @@ import shlex
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import kopf
 from rtj_operator.api.effective import OperatorDefaults
 from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import Applier
+from rtj_operator.elector import Elector, LostLeadership
 from rtj_operator.events import EventPoster
 from rtj_operator.faults import Faults
 from rtj_operator.firstlook import FirstLook
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 0
+    except LostLeadership as exc:
+        log.error("%s: ending, to stand by again", exc)
+        return 1
     return 0
 
 
@@ -75,6 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flag("allowed-url-prefixes", "", "URL prefixes that jobs may use, comma-separated; empty: any")
     flag("allowed-endpoints", "", "endpoints that jobs may use, comma-separated; empty: any")
     flag("cluster-name", "", "name of this cluster in the journal, for people")
+    flag("leader-lease", "", "namespace/name of the Lease that replicas share; empty: this is the only one")
     flag("metrics-port", "8080", "port of /metrics and /healthz; 0: none")
     flag("workers", "8", "jobs that are reconciled at once")
     flag("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
@@ -98,7 +104,8 @@ async def run(options: argparse.Namespace) -> None:
         on_owned=runtime.owned_changed,
         on_restart=runtime.metrics.watch_restarts.inc,
     )
-    work = asyncio.create_task(_work(kube, runtime, supervisor))
+    elector = elector_of(options, kube)
+    work = asyncio.create_task(_lead(elector, kube, runtime, supervisor))
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,6 +117,8 @@ async def run(options: argparse.Namespace) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.to_thread(supervisor.stop)
+        if elector is not None:
+            await elector.release()
         if runner is not None:
             await runner.cleanup()
         await observer.close()
@@ -157,6 +166,33 @@ def pod_settings(options: argparse.Namespace) -> PodSettings:
         sidecar_user=int(options.sidecar_user),
         python=options.trainer_python,
     )
+
+
+def elector_of(options: argparse.Namespace, kube: Kube) -> Elector | None:
+    """The candidate for the Lease that the flag names; None without one."""
+    if not options.leader_lease:
+        return None
+    namespace, _, name = options.leader_lease.partition("/")
+    if not namespace or not name:
+        raise ValueError(f"--leader-lease {options.leader_lease!r} must be namespace/name")
+    host = os.environ.get("HOSTNAME") or socket.gethostname()
+    return Elector(kube, namespace, name, f"{host}_{uuid.uuid4().hex[:12]}")
+
+
+async def _lead(elector: Elector | None, kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:
+    """Work; with an elector only while it leads. Raises LostLeadership."""
+    if elector is None:
+        await _work(kube, runtime, supervisor)
+        return
+    runtime.standby, runtime.leading = True, lambda: elector.leading
+    await elector.wait()
+    runtime.standby = False
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_work(kube, runtime, supervisor))
+            tasks.create_task(elector.keep())
+    except* LostLeadership as group:
+        raise LostLeadership(str(group.exceptions[0])) from None
 
 
 async def _work(kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:

@@ -30,6 +30,7 @@ class OperatorMetrics:
     placements: Counter = field(init=False)
     fence_seconds: Histogram = field(init=False)
     watch_restarts: Counter = field(init=False)
+    leader: Gauge = field(init=False)
 
     def __post_init__(self) -> None:
         r = self.registry
@@ -52,6 +53,7 @@ class OperatorMetrics:
         self.fence_seconds = Histogram(
             "rtj_operator_fence_seconds", "Seconds of fence and pick against the store.", registry=r
         )
+        self.leader = Gauge("rtj_operator_leader", "1 on the replica that works, else 0.", registry=r)
         self.watch_restarts = Counter(
             "rtj_operator_watch_restarts",
             "Times the watches ended with an error and were started again.",

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -38,6 +38,10 @@ class Runtime:
     namespaces: Sequence[str] = ()
     """Empty: the whole cluster."""
     workers: int = 8
+    standby: bool = False
+    """Another replica leads: nothing is done here, and that is healthy."""
+    leading: Callable[[], bool] = lambda: True
+    """Asked before each reconcile: a process that was stopped for long may not lead any more and not know it."""
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
     _resynced: float = field(default_factory=time.monotonic)
     _loop: asyncio.AbstractEventLoop | None = None
@@ -45,6 +49,7 @@ class Runtime:
     async def run(self) -> None:
         """Work until cancelled."""
         self._loop = asyncio.get_running_loop()
+        self._resynced = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in range(self.workers):
                 tasks.create_task(self._work(), name=f"worker-{number}")
@@ -67,6 +72,8 @@ class Runtime:
 
     def health(self) -> tuple[bool, str]:
         """Whether resync and workers go on, and a sentence."""
+        if self.standby:
+            return True, "standing by: another replica leads"
         synced, age = time.monotonic() - self._resynced, self.queue.age()
         fine = synced < STALE_RESYNC_SECONDS and age < STUCK_QUEUE_SECONDS
         return (
@@ -81,6 +88,9 @@ class Runtime:
     async def _work(self) -> None:
         while True:
             key = await self.queue.get()
+            if not self.leading():
+                self.queue.done(key, 1.0)
+                continue
             started, result = time.monotonic(), "ok"
             try:
                 self.queue.done(key, await self.reconciler.reconcile(key))
@@ -117,6 +127,7 @@ async def serve(runtime: Runtime, port: int) -> web.AppRunner:
         return web.Response(text=text + "\n", status=200 if fine else 503)
 
     async def metrics(_: web.Request) -> web.Response:
+        runtime.metrics.leader.set(not runtime.standby and runtime.leading())
         runtime.metrics.queue_depth.set(len(runtime.queue))
         runtime.metrics.queue_age_seconds.set(runtime.queue.age())
         body = generate_latest(runtime.metrics.registry)

@@ -1,0 +1,150 @@
+"""Leader election by a Lease, so that of two replicas one works and the other waits warm.
+
+It decides who gets something done, never what is safe: every write of the operator carries a precondition, so a leader
+that does not know yet that it is none loses (design 7). Time is this process's monotonic clock alone: a holder is gone
+when its record has not changed here for the duration of the lease, whatever the clocks of the nodes say.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rtj_operator.kube import LEASES, AlreadyExists, Conflict, Kube, KubeError, NotFound, Object
+
+log = logging.getLogger(__name__)
+
+
+class LostLeadership(Exception):
+    """Another replica leads, or this one could not renew in time: the process ends and stands by anew."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. A leader stops `duration - renew_deadline` before another may begin."""
+
+    duration: float = 60.0
+    renew_deadline: float = 40.0
+    retry: float = 5.0
+
+
+class Elector:
+    """One candidate. `identity` must be this process's own, also across restarts of its container."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        timing: Timing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._kube, self._namespace, self._name, self._identity = kube, namespace, name, identity
+        self._timing, self._clock, self._sleep = timing or Timing(), clock, sleep
+        self._seen: tuple[object, ...] = ()
+        self._seen_at = 0.0
+        self._renewed: float | None = None
+
+    @property
+    def leading(self) -> bool:
+        """Renewed within the deadline. False after a long stop of the process, before anybody has told it."""
+        return self._renewed is not None and self._clock() - self._renewed < self._timing.renew_deadline
+
+    async def wait(self) -> None:
+        """Until this candidate leads."""
+        while not await self.try_once():
+            await self._sleep(self._timing.retry)
+        log.info("leading as %s", self._identity)
+
+    async def keep(self) -> None:
+        """Renew until leadership is lost. Raises LostLeadership."""
+        while True:
+            await self._sleep(self._timing.retry)
+            if self.leading:
+                await self.try_once()
+            if not self.leading:
+                raise LostLeadership(
+                    f"Lease {self._namespace}/{self._name} is not held any more by {self._identity}"
+                )
+
+    async def try_once(self) -> bool:
+        """Take or renew the lease if that may be done now. API trouble changes nothing but time going by."""
+        started = self._clock()
+        try:
+            if await self._claim(started):
+                self._renewed = started
+            else:
+                self._renewed = None
+        except KubeError as exc:
+            log.warning("Lease %s/%s: %s", self._namespace, self._name, exc)
+        return self.leading
+
+    async def release(self) -> None:
+        """Let another replica begin at once. Failing to do so costs it the lease's duration."""
+        if self._renewed is None:
+            return
+        self._renewed = None
+        try:
+            lease = await self._kube.get(LEASES, self._namespace, self._name)
+            if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+                await self._write(lease, {"holderIdentity": None, "leaseDurationSeconds": 1})
+        except KubeError as exc:
+            log.warning("Lease %s/%s was not released: %s", self._namespace, self._name, exc)
+
+    async def _claim(self, started: float) -> bool:
+        try:
+            lease = await self._kube.get(LEASES, self._namespace, self._name)
+        except NotFound:
+            return await self._create()
+        spec = lease.get("spec") or {}
+        holder = str(spec.get("holderIdentity") or "")
+        record = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
+        if record != self._seen:
+            self._seen, self._seen_at = record, started
+        if holder not in ("", self._identity) and started - self._seen_at < self._timing.duration:
+            return False
+        change = self._record()
+        if holder != self._identity:
+            change |= {"acquireTime": change["renewTime"]}
+            change |= {"leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        try:
+            await self._write(lease, change)
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    async def _create(self) -> bool:
+        record = self._record()
+        body = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": {**record, "acquireTime": record["renewTime"], "leaseTransitions": 0},
+        }
+        try:
+            await self._kube.create(LEASES, self._namespace, body)
+        except AlreadyExists:
+            return False
+        return True
+
+    async def _write(self, lease: Object, spec: Object) -> None:
+        meta = lease["metadata"]
+        await self._kube.patch(
+            LEASES,
+            self._namespace,
+            self._name,
+            {"spec": spec},
+            uid=meta["uid"],
+            resource_version=meta["resourceVersion"],
+        )
+
+    def _record(self) -> Object:
+        """`renewTime` is for people, and changes with every renewal; nobody compares it with a clock."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        duration = int(self._timing.duration)
+        return {"holderIdentity": self._identity, "leaseDurationSeconds": duration, "renewTime": now}

@@ -1,0 +1,145 @@
+"""Two replicas and one Lease: who leads, on a clock of the test's own, against the API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_kube import FakeKube
+
+from rtj_operator.elector import Elector, LostLeadership
+from rtj_operator.kube import LEASES, Object, Unavailable
+
+
+class Clock:
+    """Time that moves only when somebody sleeps or the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+class Flaky(FakeKube):
+    """An API server that can be away."""
+
+    away = False
+
+    async def get(self, *args: Any) -> Object:
+        if self.away:
+            raise Unavailable("connection refused")
+        return await super().get(*args)
+
+
+def candidate(kube: FakeKube, name: str, clock: Clock) -> Elector:
+    return Elector(kube, "rtj", "operator", name, clock=clock, sleep=clock.sleep)
+
+
+def lease(kube: FakeKube) -> Object:
+    spec: Object = kube.objects[(LEASES.plural, "rtj", "operator")]["spec"]
+    return spec
+
+
+def test_the_first_replica_leads_and_the_second_stands_by_while_it_renews() -> None:
+    async def both() -> None:
+        kube, clock = FakeKube(), Clock()
+        first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
+        assert await first.try_once()
+        for _ in range(40):
+            clock.now += 5
+            assert await first.try_once()
+            assert not await second.try_once()
+        assert lease(kube)["holderIdentity"] == "a"
+
+    asyncio.run(both())
+
+
+def test_a_replica_that_dies_is_followed_after_the_duration_by_the_survivors_own_clock() -> None:
+    async def death() -> None:
+        kube, clock = FakeKube(), Clock()
+        first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
+        await first.try_once()
+        assert not await second.try_once()
+        clock.now += 59
+        assert not first.leading, "the dead one would have stopped 20 s before"
+        assert not await second.try_once()
+        clock.now += 2
+        assert await second.try_once()
+        assert (lease(kube)["holderIdentity"], lease(kube)["leaseTransitions"]) == ("b", 1)
+
+    asyncio.run(death())
+
+
+def test_a_replica_that_was_stopped_and_goes_on_knows_at_once_that_it_does_not_lead() -> None:
+    async def stopped() -> None:
+        kube, clock = FakeKube(), Clock()
+        first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
+        await first.try_once()
+        await second.try_once()
+        clock.now += 61  # SIGSTOP
+        assert await second.try_once()
+        assert not first.leading
+        with pytest.raises(LostLeadership, match="not held any more by a"):
+            await first.keep()
+        assert second.leading
+        assert lease(kube)["holderIdentity"] == "b", "it did not write over its follower"
+
+    asyncio.run(stopped())
+
+
+def test_an_order_to_end_lets_the_other_begin_at_its_next_try() -> None:
+    async def released() -> None:
+        kube, clock = FakeKube(), Clock()
+        first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
+        await first.try_once()
+        assert not await second.try_once()
+        await first.release()
+        assert not first.leading
+        assert await second.try_once()
+        await first.release()
+        assert lease(kube)["holderIdentity"] == "b", "a second release takes nothing from its follower"
+
+    asyncio.run(released())
+
+
+def test_an_api_server_that_is_away_is_survived_up_to_the_renew_deadline() -> None:
+    async def outage() -> None:
+        kube, clock = Flaky(), Clock()
+        only = candidate(kube, "a", clock)
+        await only.try_once()
+        kube.away = True
+        clock.now += 30
+        assert await only.try_once(), "30 s without an answer"
+        kube.away = False
+        assert await only.try_once()
+        kube.away = True
+        begun = clock.now
+        with pytest.raises(LostLeadership):
+            await only.keep()
+        assert 40 <= clock.now - begun <= 45
+
+    asyncio.run(outage())
+
+
+def test_two_that_reach_for_a_free_lease_at_once_do_not_both_get_it() -> None:
+    async def race() -> None:
+        kube, clock = FakeKube(), Clock()
+        first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
+        await first.try_once()
+        await first.release()
+        seen = await kube.get(LEASES, "rtj", "operator")
+        assert await second.try_once()
+
+        async def stale(*_: Any) -> Object:
+            return seen
+
+        kube.get = stale  # type: ignore[method-assign]
+        assert not await first.try_once()
+
+    asyncio.run(race())
