@@ -88,7 +88,7 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int) -> End | Leaving
 
 
 def blocked(pods: Sequence[PodView]) -> tuple[str, str] | None:
-    """(reason, sentence) why pods cannot start, or not stay up, as far as Kubernetes says; None when nothing is known."""
+    """(reason, sentence) why pods cannot start or stay up, as far as Kubernetes says; None: it just takes its time."""
     for p in pods:
         if p.waiting_reason in PULL_REASONS:
             return "ImagePullFailed", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"

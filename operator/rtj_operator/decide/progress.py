@@ -18,6 +18,7 @@ from rtj_operator.api import (
     RecoveryPoint,
     ResumeStatus,
 )
+from rtj_operator.classify import blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
@@ -28,6 +29,8 @@ PROGRESS_SECONDS = 60.0
 _DAY = 86400.0
 TIGHT = 1.5
 """A grace period below so many times the last save is too short: its step must end first, and stores have bad days."""
+STALLED_SECONDS = 60.0
+"""A save that has met errors for so long is shown; shorter outages are nobody's business."""
 _FAR = 4e9
 """Unix seconds beyond which a time is nonsense."""
 
@@ -71,7 +74,7 @@ def training(view: View) -> Step | None:
     if not view.running or attempt is None:
         return None
     if seen is None:
-        return Step(view.status, (), POLL_SECONDS)
+        return Step(view.status, (), POLL_SECONDS, degraded=blocked(view.standing))
     status = _with_resume(_with_seconds(view.status, seen.phases), seen)
     phase, reason, text = _phase(view, seen)
     events = _events(view, seen)
@@ -79,7 +82,8 @@ def training(view: View) -> Step | None:
     short = grace_too_short(view)
     if short is not None:
         events = (*events, Event(EventReason.GRACE_TOO_SHORT, short[1], f"grace/{view.number}", warning=True))
-    return Step(told(status, phase, reason, text), (), soon, events, _saves_failing(seen) or short)
+    ill = _saves_failing(seen) or blocked(view.standing) or short
+    return Step(told(status, phase, reason, text), (), soon, events, ill)
 
 
 def grace_too_short(view: View) -> tuple[str, str] | None:
@@ -198,6 +202,11 @@ def _span(start: float | None, end: float | None) -> float | None:
 
 
 def _saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
+    """Saves that failed, or one that neither ends nor fails because the store is away (protocol G: it goes on)."""
+    save = seen.in_flight
+    if save is not None and save.phase == "Stalled" and save.seconds >= STALLED_SECONDS:
+        why = seen.store_error[:500] or "it is past checkpoint.saveTimeoutSeconds"
+        return Reason.SAVES_FAILING, f"the save of step {save.step} does not commit: {why}"
     if seen.consecutive_failures < 3:
         return None
     return (
