@@ -360,7 +360,7 @@ class FakeRank:
         control = self.folder / "buffer-0.ctl"
         generation = (self.control()[0] if control.exists() else 0) + 1
         if control.exists():
-            assert self.control()[1] is BufferState.FREE, "the buffer is not free"
+            eventually(lambda: self.control()[1] is BufferState.FREE, "a free buffer")
         control.write_bytes(pack_control(generation, BufferState.STAGING))
         (self.folder / "buffer-0").write_bytes(save.shards[self.rank] + b"rest of the buffer")
         if not finish:

@@ -72,7 +72,7 @@ def test_a_save_stalls_while_the_store_fails_and_commits_when_it_is_back(
     fault.times = 0
     world.wait(save)
     assert fault.fired > 0
-    assert world.pods[0].status().store_error == ""
+    eventually(lambda: world.pods[0].status().store_error == "", "no store error any more")
     assert sidecar.saves.consecutive_failures == 0
 
 

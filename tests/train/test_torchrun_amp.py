@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def resumed(world: RankWorld, fenced: Started) -> Started:
 def test_a_rank_that_cannot_stage_fails_the_save_on_all_ranks_and_training_goes_on(
     world: RankWorld, fenced: Started
 ) -> None:
-    assert "step 2 is not saved" in fenced.log
+    assert re.search(r"step \d+ is not saved", fenced.log)
     assert "raise checkpoint.staging.size" in fenced.log
     assert world.commits()[0].step >= FULL_UNTIL
     assert not any(c.step < FULL_UNTIL for c in world.commits())
