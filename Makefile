@@ -58,7 +58,7 @@ demo: setup ## Lose a node, shrink, resume and prove it, on a local cluster
 	@$(PYTHON) hack/demo $(ARGS)
 bench: venv ## Measure saves and restores against plain memcpy and DCP
 	@$(PYTHON) bench $(ARGS)
-soak: setup ## Kill and resize a job again and again (ARGS="--minutes 60")
+soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")
 	@$(PYTHON) hack/soak $(ARGS)
 
 .PHONY: clean
