@@ -7,9 +7,10 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
@@ -45,13 +46,17 @@ from rtj_operator.kube import (
     Kube,
     NotFound,
     Object,
+    Unavailable,
 )
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import Placement, PodSettings, build_job
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 MOST_AT_ONCE = 32
+MOST_STORE_CALLS = 6
+"""Fewer than the workers of a process (8): with all of them at stores that hang, no other job would be looked at."""
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
@@ -99,6 +104,9 @@ class Applier:
         self._faults = faults or Faults("")
         self._stores = stores or Stores()
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._store_calls = asyncio.Semaphore(MOST_STORE_CALLS)
+        # Threads of their own: the loop's default ones also resolve names, the API server's among them.
+        self._store_threads = ThreadPoolExecutor(MOST_STORE_CALLS, thread_name_prefix="store")
 
     async def apply(self, actions: Sequence[Action], subject: Subject) -> None:
         """All actions in order. Raises KubeError, FenceTrouble, ForeignObject; what was done until then stands."""
@@ -187,7 +195,7 @@ class Applier:
             bad=action.bad,
         )
         started = time.monotonic()
-        fenced, plan = await asyncio.to_thread(fence, self._stores, order)
+        fenced, plan = await self._at_store(lambda: fence(self._stores, order))
         self._metrics.fence_seconds.observe(time.monotonic() - started)
         self._faults.reached(AFTER_ATTEMPT_ENTRY)
         if not fenced.reused:
@@ -196,7 +204,16 @@ class Applier:
 
     async def conflict_of(self, spec: EffectiveSpec) -> str:
         """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""
-        return await asyncio.to_thread(conflict_of, self._stores, spec, await self._credentials(spec))
+        credentials = await self._credentials(spec)
+        return await self._at_store(lambda: conflict_of(self._stores, spec, credentials))
+
+    async def _at_store(self, act: Callable[[], T]) -> T:
+        """`act` in a thread. Raises Unavailable at once when too many are there: a store that hangs must not keep the
+        workers of jobs whose stores are fine."""
+        if self._store_calls.locked():
+            raise Unavailable(f"{MOST_STORE_CALLS} jobs are at their stores now, and some of these are slow")
+        async with self._store_calls:
+            return await asyncio.get_running_loop().run_in_executor(self._store_threads, act)
 
     async def _credentials(self, spec: EffectiveSpec) -> dict[str, str]:
         """The store's credentials from the job's Secret, if it may be read; else the operator's own."""
