@@ -15,7 +15,7 @@ from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(300)]
-FULL_UNTIL = 4
+FULL_UNTIL = 40  # steps of milliseconds: the first due save must fall below it
 BY_SECONDS = CheckpointPolicy(interval_steps=0, interval_seconds=0.05, when_busy=WhenBusy.SKIP)
 
 
