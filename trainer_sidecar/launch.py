@@ -41,6 +41,9 @@ EXIT_CODES = {
 }
 GOOD = ("SavedAndStopped", "Stopped", "Finished")
 TICK_SECONDS = 0.05
+STACKS_SIGNAL = 40
+STACKS_SECONDS = 0.1
+"""Between two ranks' stacks, so that they do not mix in the log."""
 TAIL_BYTES = 1024
 MESSAGE_BYTES = 4096
 KILL_SECONDS = 30.0
@@ -146,6 +149,16 @@ def descendants(root: int, without: int = 0) -> list[int]:
         found += [pid for pid in below if pid > 0]
         todo += [abs(pid) for pid in below]
     return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; sent to another one it would kill it."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            mask = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    except OSError:
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def kill_descendants(without: int = 0) -> float:
@@ -414,6 +427,7 @@ class Generation:
         self.pids: dict[int, int] = {}
         self.deaths: dict[int, dict[str, Any]] = {}
         self.oom_kills = count_oom_kills()
+        self.stacks = 0
         self.failed_at: float | None = None
         self.outcome: dict[str, Any] | None = None
         self.ended_at = 0.0
@@ -560,6 +574,18 @@ class Launcher:
             self._order_save(plan)
         elif newer and not self.terminations:
             self._start_generation(plan, seen)
+        elif self.generation and plan.get("dumpStacks", 0) > self.generation.stacks:
+            self.generation.stacks = plan["dumpStacks"]
+            self._dump_stacks(self.generation)
+
+    def _dump_stacks(self, generation: Generation) -> None:
+        """The operator sees no step for too long: every rank says where it is, before it is killed for that."""
+        for rank, pid in sorted(generation.pids.items()):
+            able = rank not in generation.deaths and catches(pid, STACKS_SIGNAL)
+            log("stacks" if able else "no stacks: the rank has not joined, or has ended", rank=rank, pid=pid)
+            if able:
+                os.kill(pid, STACKS_SIGNAL)
+                time.sleep(STACKS_SECONDS)
 
     def _order_save(self, plan: dict[str, Any]) -> None:
         path = os.path.join(self.work, "order", str(plan["epoch"]))

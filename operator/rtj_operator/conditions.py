@@ -218,6 +218,7 @@ class EventReason(StrEnum):
     UNSUSPENDED = "Unsuspended"
     STORE_TROUBLE = "StoreTrouble"
     GRACE_TOO_SHORT = "GraceTooShort"
+    STACKS_DUMPED = "StacksDumped"
     WAITING = "Waiting"
     ADOPTED = "Adopted"
     COMPLETED = "Completed"
@@ -245,6 +246,7 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.UNSUSPENDED: "The job goes on.",
     EventReason.STORE_TROUBLE: "The store refused or failed; what it said.",
     EventReason.GRACE_TOO_SHORT: "Pods have less grace than a save takes; the number to set.",
+    EventReason.STACKS_DUMPED: "No step for too long: the Python stacks of all ranks are in the trainers' logs.",
     EventReason.WAITING: "What the job waits for.",
     EventReason.ADOPTED: "A run of another object was taken over.",
     EventReason.COMPLETED: "Training finished; steps, attempts, seconds.",

@@ -37,6 +37,13 @@ sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"
 print(f"rank {rank} is about to {mode}", file=sys.stderr)
 if mode == "raise" and rank == 1:
     raise RuntimeError("the loss of rank 1 is not a number")
+if mode == "hang" and rank == 1:
+    import faulthandler
+    faulthandler.register(40, file=2, all_threads=True)  # as the library does in join()
+    def waits_for_a_peer_that_never_comes():
+        time.sleep(600)
+    print("rank 1 hangs", file=sys.stderr, flush=True)
+    waits_for_a_peer_that_never_comes()
 if mode == "refuse":
     outcome("ResumeRefused", message="missing key layers.7.weight")
     sys.exit(1)

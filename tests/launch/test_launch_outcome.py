@@ -10,6 +10,7 @@ import pytest
 from trainer_sidecar import launch
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
+from trainer_sidecar.contract.plan import STACKS_SIGNAL
 
 PLAN = {"epoch": 5, "attempt": 2, "topology": {"nodes": 1, "ranksPerNode": 3}}
 
@@ -28,6 +29,7 @@ def merge(deaths: dict[int, Any], files: dict[int, Any] | None = None, **more: A
 
 def test_the_launcher_repeats_the_contract_word_for_word() -> None:
     assert launch.CONTRACT_VERSION == CONTRACT_VERSION
+    assert launch.STACKS_SIGNAL == STACKS_SIGNAL
     assert list(launch.MERGE_ORDER) == [kind.value for kind in OutcomeKind]
     assert {k.value: code for k, code in EXIT_CODES.items()} == launch.EXIT_CODES
 

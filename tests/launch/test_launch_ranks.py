@@ -41,6 +41,13 @@ def wait_gone(pids: list[int], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def wait_for_text(pod: Pod, text: str, times: int = 1, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while pod.text().count(text) < times:
+        assert time.monotonic() < deadline, pod.text()
+        time.sleep(0.01)
+
+
 def test_a_killed_rank_is_named_and_a_newer_plan_relaunches_in_place_and_an_order_saves(
     start_pod: Any, tmp_path: Path
 ) -> None:
@@ -135,6 +142,23 @@ def test_sigterm_saves_then_exits_143_without_reaching_torchrun(start_pod: Any) 
     outcome = pod.outcome(1)
     assert (outcome["kind"], outcome["step"]) == ("SavedAndStopped", 7)
     assert pod.volume.order(1).exists()
+
+
+def test_a_rank_that_hangs_writes_its_stack_when_the_plan_asks_and_one_without_a_handler_is_not_killed(
+    start_pod: Any,
+) -> None:
+    pod = start_pod(modes={1: "hang"})
+    pod.publish(1)
+    ranks = pod.started(1)
+    wait_for_text(pod, "rank 1 hangs")
+    pod.publish(1, dumpStacks=1)
+    wait_for_text(pod, "in waits_for_a_peer_that_never_comes")
+    pod.publish(1, dumpStacks=1)
+    pod.publish(1, dumpStacks=2)
+    wait_for_text(pod, "in waits_for_a_peer_that_never_comes", times=2)
+    assert [e["rank"] for e in pod.events("stacks")] == [1, 1]
+    assert [e["rank"] for e in pod.events("no stacks: the rank has not joined, or has ended")] == [0, 0]
+    assert not any(map(gone, ranks.values())), "nobody died of being asked"
 
 
 def test_stop_kills_ranks_that_run_and_a_dead_launcher_leaves_nothing(start_pod: Any) -> None:

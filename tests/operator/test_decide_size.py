@@ -19,11 +19,20 @@ from operator_values import (
 
 from rtj_operator.api import Phase
 from rtj_operator.conditions import ConditionType, Reason, find
-from rtj_operator.decide.actions import CreateJob, DeletePods, FenceAndPublish, PublishOrder, WriteStatus
+from rtj_operator.decide import Decision
+from rtj_operator.decide.actions import (
+    CreateJob,
+    DeletePods,
+    FenceAndPublish,
+    PublishOrder,
+    PublishPlan,
+    WriteStatus,
+)
 from rtj_operator.decide.observed import Capacity, NodeRoom, Observed, PodView
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import Order
+from trainer_sidecar.contract.status import PhaseTimes
 
 
 def cut(silent: float = 11.0) -> tuple[PodView, PodView]:
@@ -225,12 +234,53 @@ def test_a_changed_template_saves_and_places_anew() -> None:
     assert changed.decide().status.attempt.order_reason == "SpecChanged"  # type: ignore[union-attr]
 
 
-def test_a_hung_attempt_is_relaunched_in_place() -> None:
+def hung_for(seconds: float) -> Situation:
     situation = running().stepping(10)
-    stuck = situation.after(situation.decide()).later(1900)
-    assert [a.cause for a in stuck.decide().actions if isinstance(a, FenceAndPublish)] == [Cause.HUNG]
-    moving = stuck.stepping(11)
-    assert not [a for a in moving.decide().actions if isinstance(a, FenceAndPublish)]
+    return situation.after(situation.decide()).later(seconds)
+
+
+def asked_for_stacks(decision: Decision) -> list[int]:
+    return [a.plan.dump_stacks for a in decision.actions if isinstance(a, PublishPlan)]
+
+
+def test_a_hung_attempt_shows_its_stacks_first_and_is_then_relaunched_in_place() -> None:
+    stuck = hung_for(1900)
+    asks = stuck.decide()
+    assert asked_for_stacks(asks) == [1]
+    assert not [a for a in asks.actions if isinstance(a, FenceAndPublish)]
+    assert [e.reason for e in asks.events] == ["StacksDumped"]
+    assert "no step after 10 for 1900 s (hangTimeoutSeconds 1800)" in asks.events[0].message
+    waits = stuck.after(asks).later(2)
+    assert asked_for_stacks(waits.decide()) == [1], "the pods of the test never heard it: asked again"
+    ends = waits.later(4).decide()
+    assert [a.cause for a in ends.actions if isinstance(a, FenceAndPublish)] == [Cause.HUNG]
+    record = ends.status.attempts[-2]
+    assert record.outcome == "Hung"
+    assert "see the trainers' logs" in (record.message or "")
+    assert ends.status.counters.without_progress == 1, "a hang burns the budget"
+
+
+def test_a_step_after_all_ends_no_attempt_and_the_next_silence_is_asked_about_anew() -> None:
+    stuck = hung_for(1900)
+    moving = stuck.after(stuck.decide()).later(2).stepping(11)
+    decision = moving.decide()
+    assert not [a for a in decision.actions if isinstance(a, FenceAndPublish)]
+    assert decision.status.phase is Phase.RUNNING
+    again = moving.after(decision).later(1900)
+    assert asked_for_stacks(again.decide()) == [2]
+
+
+def test_a_start_that_takes_too_long_has_a_limit_of_its_own_and_shows_its_stacks_too() -> None:
+    start = PhaseTimes(plan_seen=NOW)
+    starting = (
+        running()._reporting(phases=start, progress=None).specified(restart={"startupTimeoutSeconds": 60})
+    )
+    assert asked_for_stacks(starting.later(50).decide()) == []
+    late = starting.later(61)
+    asks = late.decide()
+    assert asked_for_stacks(asks) == [1]
+    ends = late.after(asks).later(6).decide()
+    assert "no first step within startupTimeoutSeconds 60" in (ends.status.attempts[-2].message or "")
 
 
 @pytest.mark.parametrize("fits", [0, 1])

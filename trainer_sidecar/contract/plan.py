@@ -1,7 +1,7 @@
 """The plan: what the operator tells a placement's pods, bound late (operator.md O1).
 
 It travels as one annotation on each pod and is read through a downwardAPI file. Launcher and sidecar watch that file;
-the launcher hands the ranks a frozen copy (`RTJ_PLAN`). Within one epoch only `order` changes.
+the launcher hands the ranks a frozen copy (`RTJ_PLAN`). Within one epoch only `order` and `dumpStacks` change.
 """
 
 from enum import StrEnum
@@ -14,6 +14,9 @@ from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
 from trainer_sidecar.contract.topology import Topology
 
 PLAN_ANNOTATION = "resumabletraining.io/plan"
+STACKS_SIGNAL = 40
+"""A real-time signal, so that no script's own handler is in the way: a rank that has joined writes the Python stacks of
+all its threads to stderr. The launcher sends it only to ranks that catch it."""
 
 
 class Order(StrEnum):
@@ -92,6 +95,8 @@ class Plan(Document):
     nonce: str
     cause: Cause
     order: Order = Order.RUN
+    dump_stacks: int = 0
+    """Counts requests to write all ranks' stacks to their logs: an attempt that hangs is looked at before it ends."""
     topology: Topology
     master: Endpoint
     """Static rendezvous of torchrun: pod 0's IP and a port that is new per attempt."""

@@ -7,6 +7,7 @@ that a script may ask for the mesh first and build model and session on it after
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer_sidecar.contract import CONTRACT_VERSION, messages
 from trainer_sidecar.contract import volume as v
-from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.contract.plan import STACKS_SIGNAL, Plan
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.train.errors import EnvironmentMissing
 from trainer_sidecar.train.sidecar_client import SidecarClient
@@ -91,6 +92,7 @@ def leave() -> None:
 
 
 def _join(env: Mapping[str, str], device: str | None) -> Environment:
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # also while a rank hangs in a collective
     seat = Seat.read(env)
     plan, volume = read_plan(env, seat), v.Volume(Path(env.get(v.ENV_VOLUME, "")))
     _check_world(plan, seat)

@@ -80,6 +80,10 @@ class AttemptStatus(ApiModel):
     """Why they were told so."""
     ordered_at: MicroTime | None = None
     """When they were told so."""
+    stacks: int = 0
+    """How often its ranks were asked for their stacks because no step came."""
+    stacks_at: MicroTime | None = None
+    """When they were asked; the attempt ends as Hung a moment later unless a step comes."""
     end_seen_at: MicroTime | None = None
     """When its end was seen while a sealed save was still being committed, which is waited for (O1)."""
 

@@ -38,6 +38,8 @@ from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_f
 
 COMMIT_WAIT_SECONDS = 30
 """How long a sealed save is waited for before it is fenced (O1)."""
+STACKS_SECONDS = 5.0
+"""From the request for the ranks' stacks to the end of a hung attempt: the plan must reach the pods first (O1)."""
 STORE_TROUBLE = frozenset(
     {
         Reason.STORE_UNAVAILABLE,
@@ -52,7 +54,11 @@ STORE_TROUBLE = frozenset(
 
 def attempt_ended(view: View) -> Step | None:
     """What follows when ranks or pods of the placement have ended."""
-    end = view.end or _hung(view) or _job_failed(view)
+    end = view.end or _job_failed(view)
+    if end is None and (hung := _hung(view)) is not None:
+        if (step := _stacks_first(view, hung)) is not None:
+            return step
+        end = replace(hung, message=f"{hung.message}; stacks of the ranks: see the trainers' logs")
     if end is None:
         return None
     if isinstance(end, Leaving):
@@ -298,6 +304,27 @@ def _job_failed(view: View) -> End | None:
         return None
     text = f"Job {view.job.name} failed: {view.job.failed}"
     return End(Cause.POD_LOST, Cause.POD_LOST.value, text, False)
+
+
+def _stacks_first(view: View, hung: End) -> Step | None:
+    """All ranks' stacks go to their logs before they are killed; None once they have had the time for it."""
+    attempt, plan = view.status.attempt, view.plan
+    if attempt is None or plan is None:
+        return None
+    if attempt.stacks_at is not None:
+        left = STACKS_SECONDS - view.since(attempt.stacks_at)
+        lacking = tuple(p for p in view.standing if p.plan and p.plan.dump_stacks < attempt.stacks)
+        again = (PublishPlan(_asking(plan, attempt), ids(lacking)),) if lacking else ()
+        return Step(view.status, again, min(1.0, left)) if left > 0 else None
+    asked = attempt.model_copy(update={"stacks": attempt.stacks + 1, "stacks_at": view.time})
+    text = f"{hung.message}; the stacks of all ranks are written to their logs"
+    status = told(view.status, Phase.RECOVERING, Reason.HUNG, text).model_copy(update={"attempt": asked})
+    event = Event(EventReason.STACKS_DUMPED, text, f"stacks/{attempt.epoch}/{asked.stacks}", warning=True)
+    return Step(status, (PublishPlan(_asking(plan, asked), ids(view.standing)),), 1.0, (event,))
+
+
+def _asking(plan: Plan, attempt: AttemptStatus) -> Plan:
+    return plan.model_copy(update={"dump_stacks": attempt.stacks})
 
 
 def _hung(view: View) -> End | None:

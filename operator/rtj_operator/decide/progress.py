@@ -76,6 +76,8 @@ def training(view: View) -> Step | None:
     if seen is None:
         return Step(view.status, (), POLL_SECONDS, degraded=blocked(view.standing))
     status = _with_resume(_with_seconds(view.status, seen.phases), seen)
+    if attempt.stacks_at is not None:  # a step came after all: the next silence is another one
+        status = status.model_copy(update={"attempt": attempt.model_copy(update={"stacks_at": None})})
     phase, reason, text = _phase(view, seen)
     events = _events(view, seen)
     soon = 1.0 if phase is not Phase.RUNNING else POLL_SECONDS
