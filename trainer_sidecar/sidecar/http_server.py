@@ -70,9 +70,18 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
+    def process_request(self, request: object, client_address: object) -> None:
+        """A slot before a thread: what comes beyond waits in the kernel, and costs no thread here."""
+        if not self._slots.acquire(timeout=_TIMEOUT_SECONDS):
+            self.shutdown_request(request)  # type: ignore[arg-type]
+            return
+        super().process_request(request, client_address)  # type: ignore[arg-type]
+
     def process_request_thread(self, request: object, client_address: object) -> None:
-        with self._slots:
+        try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         log.debug("a request ended early", exc_info=True)
