@@ -15,7 +15,7 @@ from trainer_sidecar.audit.samples import consumed_samples, prove_exactly_once
 from trainer_sidecar.contract.journal import Cause, SaveReason
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
-STEPS = 1500
+STEPS = 600
 
 
 @pytest.fixture(scope="module")
