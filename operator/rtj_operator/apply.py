@@ -64,12 +64,6 @@ class ForeignObject(Exception):
     """An object that is not ours stands where ours should: never touched, shown to the user."""
 
 
-class Fencer(Protocol):
-    """Fence and plan; a seam for tests that have no store."""
-
-    def __call__(self, order: FenceOrder) -> Plan: ...
-
-
 @dataclass(frozen=True)
 class Subject:
     """The job that actions are about, as it was read."""

@@ -253,8 +253,6 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.FAILED: "The job failed; why, and what can be done.",
 }
 
-TERMINAL = (ConditionType.COMPLETE, ConditionType.FAILED)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -300,14 +298,3 @@ def set_conditions(
 def find(conditions: Iterable[Condition], type_: ConditionType) -> Condition | None:
     """The condition of that type, or None."""
     return next((c for c in conditions if c.type == type_), None)
-
-
-def is_true(conditions: Iterable[Condition], type_: ConditionType) -> bool:
-    """Whether the condition of that type stands at True."""
-    found = find(conditions, type_)
-    return found is not None and found.status == "True"
-
-
-def is_terminal(conditions: Sequence[Condition]) -> bool:
-    """Whether the job has ended: Complete or Failed."""
-    return any(is_true(conditions, t) for t in TERMINAL)

@@ -16,8 +16,6 @@ from rtj_operator.conditions import (
     Reason,
     Verdict,
     find,
-    is_terminal,
-    is_true,
     set_condition,
     set_conditions,
 )
@@ -58,8 +56,6 @@ def test_order_stays_and_unknown_is_a_status() -> None:
     again = set_conditions(conditions, reversed(verdicts), generation=1, now=T0 + timedelta(hours=1))
     assert again == conditions
     assert [c.status for c in conditions] == ["True", "Unknown", "True"]
-    assert is_terminal(conditions)
-    assert not is_true(conditions, ConditionType.COMPLETE)
 
 
 def test_refusals_of_the_planner_that_reach_a_condition_have_the_same_word() -> None:

@@ -60,13 +60,6 @@ def validate(job: ResumableTrainingJob, defaults: OperatorDefaults) -> list[Prob
     return [problem for check in _CHECKS for problem in check(case)]
 
 
-def summarize(problems: list[Problem]) -> tuple[Reason, str]:
-    """(reason, message) of the condition Valid: the first problem's reason and all sentences."""
-    if not problems:
-        return Reason.SPEC_VALID, "The spec can run."
-    return problems[0].reason, "; ".join(p.sentence for p in problems)
-
-
 def _fields(case: _Case) -> Iterator[Problem]:
     for path in unknown_fields(case.job.spec, "spec"):
         yield Problem(

@@ -1,6 +1,6 @@
 """The one value that all checks read, and the step that a check answers with."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
@@ -146,9 +146,6 @@ class Step:
     events: tuple[Event, ...] = field(default=())
     degraded: tuple[str, str] | None = None
     """(reason, sentence) of what is not as it should be while the job goes on."""
-
-    def with_effects(self, *more: Action) -> "Step":
-        return replace(self, effects=(*self.effects, *more))
 
 
 def told(status: JobStatus, phase: Phase, reason: str, message: str) -> JobStatus:
