@@ -1,7 +1,7 @@
 """D7, sidecar side: the store slow, failing, resetting, hanging, unreachable. Training goes on, one save is in flight,
 memory is flat, the lag is visible, and all of it recovers by itself.
 
-RTJ_DRILL_OUTAGE_SECONDS is how long each outage lasts: a few seconds here, `make soak ARGS="--outage 300"` five minutes.
+RTJ_DRILL_OUTAGE_SECONDS is how long each outage lasts: seconds here, five minutes by `make soak ARGS="--outage 300"`.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def drill(world: World, take: Callable[[], None], give: Callable[[], None]) -> W
         recovered = time.monotonic() - given
     print(
         f"outage {SECONDS:g} s: {steps} steps, {during} saves begun, {training.skipped - skipped} skipped, "
-        f"longest step {training.longest:.2f} s, memory {before / 1e6:.1f} -> at most {max(seen.memory) / 1e6:.1f} MB, lag up to "
-        f"{max(seen.lags, default=0):.1f} s, errors {sorted(seen.errors)}, recovered in {recovered:.1f} s"
+        f"longest step {training.longest:.2f} s, memory {before / 1e6:.1f} -> {max(seen.memory) / 1e6:.1f} MB, "
+        f"lag {max(seen.lags, default=0):.1f} s, errors {sorted(seen.errors)}, recovered in {recovered:.1f} s"
     )
     assert steps > SECONDS / STEP_SECONDS / 8, "training goes on"
     assert seen.in_flight <= {0.0, 1.0}, "one save in flight"

@@ -92,6 +92,28 @@ def test_unclear_answers_of_the_store_still_commit_once(make_world: MakeWorld) -
     assert faults[0].fired == faults[1].fired == faults[2].fired == 1
 
 
+def test_nothing_is_committed_to_a_store_that_overwrites(make_world: MakeWorld) -> None:
+    world = make_world(1, 1)
+    sidecar, store = in_process(world)
+    inner, honest = store.inner, store.inner.create
+
+    def careless(key: str, data: bytes) -> None:
+        inner.put(key, data)
+
+    world.begin()
+    world.connect()
+    inner.create = careless  # type: ignore[method-assign]
+    save = world.save(10)
+    status = eventually(lambda: (s := world.pods[0].status()).store_error and s, "a refusal")
+    assert "UnsupportedStore" in status.store_error
+    assert "ignores If-None-Match" in status.store_error
+    assert world.history().manifests == {}
+    inner.create = honest  # type: ignore[method-assign]
+    world.wait(save)
+    assert sidecar.saves.consecutive_failures == 0
+    assert not [o.key for o in world.store.list("") if "probe" in o.key]
+
+
 def test_hostile_messages_are_answered_or_cut_and_end_nothing(make_world: MakeWorld) -> None:
     world = make_world(1, 2).start()
     plan = world.begin()

@@ -72,7 +72,7 @@ def _point(op: str, key: str, when: str, keys: RunKeys) -> str:
         return "after-shard-put"
     if op == "create_large" and key.startswith(keys.checkpoints_prefix) and key.endswith("/manifest.json"):
         return "before-manifest" if when == "before" else "after-manifest-file"
-    if op == "delete":
+    if op == "delete" and key.startswith(keys.checkpoints_prefix):
         return f"{when}-delete"
     if op == "put" and key == keys.latest and when == "before":
         return "before-latest"

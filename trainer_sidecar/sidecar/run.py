@@ -18,7 +18,7 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.contract.status import CommittedStatus
-from trainer_sidecar.store.base import Store, StoreError
+from trainer_sidecar.store.base import AccessDeniedError, Store, StoreError
 from trainer_sidecar.store.commit import (
     FencedError,
     Merged,
@@ -30,6 +30,7 @@ from trainer_sidecar.store.commit import (
 )
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalError
+from trainer_sidecar.store.probe import probe_store
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class Run:
         self._reader: Journal | None = None
         self._appender: Journal | None = None
         self._last: CommittedStatus | None = None
+        self._sound = False
+        """Whether the store was probed well, or may not be probed."""
 
     def store(self) -> Store:
         """The store. Raises StoreError when it cannot be opened."""
@@ -112,6 +115,7 @@ class Run:
         Raises FencedError, SaveAbortedError, MergeError, ChecksumRefusedError, StoreError (try again).
         """
         at, store = merged.first.checkpoint_id, self.store()
+        self._require_sound(plan)
         with self._appending:
             journal = self._writing()
             _usable(lambda: check_epoch(journal.refresh(), plan.epoch, self.keys.prefix))
@@ -135,6 +139,19 @@ class Run:
             self._note_commit(journal.history, plan.epoch)
             update_latest(journal, entry)
         return entry
+
+    def _require_sound(self, plan: Plan) -> None:
+        """Before a run's first commit: the operator has probed the store from its network, this is the pods' (G).
+
+        Raises UnsupportedStoreError, which stalls the save and is shown; nothing is committed to such a store.
+        """
+        if self._sound or plan.attempt > 1:
+            return
+        try:
+            probe_store(self.store(), large=False).require()
+        except AccessDeniedError as exc:
+            log.info("this pod may not probe the store", extra={"reason": str(exc)})
+        self._sound = True
 
     def abort(self, plan: Plan, checkpoint_id: str, save_id: str, reason: str) -> Aborted | Manifest:
         """Append `Aborted` (protocol R3); the `Manifest` when the save has committed.
