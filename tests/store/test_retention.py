@@ -352,6 +352,15 @@ def test_r15_the_hold_taken_out_is_caught() -> None:
             test_r15_a_fork_holds_its_source_before_its_own_first_attempt()
 
 
+def test_a_fork_whose_operator_saw_the_sources_commit_is_not_called_lost() -> None:
+    """Its status names the restore point, so the operator knows of a commit; this journal holds none yet."""
+    store = MemoryStore()
+    run_of(store, 2)
+    first = fence_fork(store)
+    again = fence_fork(store, "fork-2", known_attempts=1, known_commits=True)
+    assert again.restore == first.restore
+
+
 def test_a_fork_that_has_not_committed_yet_starts_from_its_source_again() -> None:
     store = MemoryStore()
     _, commits = run_of(store, 2)

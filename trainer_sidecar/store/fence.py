@@ -266,7 +266,7 @@ def _check_not_lost(history: History, request: FenceRequest, journal: Journal) -
     missing = ""
     if request.known_attempts > seen:
         missing = f"{request.known_attempts} attempts were fenced, the journal knows {seen}"
-    elif request.known_commits and not history.manifests:
+    elif request.known_commits and not history.manifests and history.fork_point is None:
         missing = "commits were seen, the journal knows none"
     if missing:
         raise JournalLostError(
