@@ -150,11 +150,15 @@ def _events(view: View, seen: SidecarStatus) -> tuple[Event, ...]:
         )
         return (Event(EventReason.RESUMED, text, f"resumed/{report.epoch}"),)
     if old.verified is None and report.verified is not None:
-        delta = _number(report.loss_delta) or "unknown"
+        delta = _number(report.loss_delta)
+        if report.verified and delta is None:
+            # A save before an exit has no steps after it: then the exact checks are all there is (R22).
+            text = f"step {report.step}: all {len(report.checks)} checks passed; no steps after it had been seen before"
+            return (Event(EventReason.RESUME_VERIFIED, text, f"verified/{report.epoch}"),)
         if report.verified:
             text = f"steps after step {report.step} match: largest relative difference of the loss {delta}"
             return (Event(EventReason.RESUME_VERIFIED, text, f"verified/{report.epoch}"),)
-        text = f"steps after step {report.step} differ: relative difference of the loss {delta}"
+        text = f"steps after step {report.step} differ: relative difference of the loss {delta or 'unknown'}"
         return (Event(EventReason.RESUME_FAILED, text, f"differs/{report.epoch}", warning=True),)
     return ()
 

@@ -100,12 +100,12 @@ def _verified(status: JobStatus) -> Verdict:
             f"step {resume.step}: {resume.checks} checks passed",
         )
     reason = Reason.RESUME_MATCHED if resume.verified else Reason.RESUME_DIFFERS
-    return Verdict(
-        T.RESUME_VERIFIED,
-        resume.verified,
-        reason,
-        f"step {resume.step}: loss differs by {resume.loss_delta or 'nothing'}",
+    compared = (
+        f"loss differs by {resume.loss_delta}"
+        if resume.loss_delta is not None
+        else f"all {resume.checks} checks passed; no steps after it had been seen before"
     )
+    return Verdict(T.RESUME_VERIFIED, resume.verified, reason, f"step {resume.step}: {compared}")
 
 
 def _resizing(status: JobStatus) -> Verdict:
