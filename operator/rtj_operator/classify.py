@@ -22,6 +22,15 @@ OVERDUE_SECONDS = 30.0
 RESTORE_POINT_BAD = "RestorePointBad"
 """Outcome of an attempt whose restore point has missing or wrong bytes: it is quarantined, the one before is tried."""
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+TRACEBACK_CHARS = 1024
+OOM = "OOMKilled"
+SIDECAR_OOM = "SidecarOOMKilled"
+SIDECAR_MEMORY = "give it more with the chart's value sidecar.memory, or set checkpoint.staging.size"
+DRAINED = "Drained"
+STORE_UNAVAILABLE = "StoreUnavailable"
+"""Outcome of an attempt that could not read its restore point because the store was away: no fault of anybody's."""
+_TRANSIENT = ("Internal: ", "WrongEpoch: ", "BadRequest: ")
+"""First words of refusals that say nothing about checkpoint or script: an ordinary failure."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES = "CrashLoopBackOff"
 """Only native sidecars can: pods of a placement are never restarted."""
@@ -50,6 +59,10 @@ class End:
     """When it happened (Unix seconds), by the sidecar's clock; None when only its result was seen."""
     step: int | None = None
     exit_code: int | None = None
+    node: str = ""
+    """Node of the first failing rank, or of the pod that was lost."""
+    traceback: str = ""
+    """What the first failing rank wrote to stderr last, at most 1 KiB."""
     noticed_after: float = 0.0
     """Seconds of silence before a loss counted as one."""
 
@@ -61,8 +74,11 @@ class Leaving:
     pods: tuple[str, ...]
 
 
-def attempt_end(pods: Sequence[PodView], size: int, epoch: int) -> End | Leaving | None:
-    """The end of the attempt of `epoch` in a placement of `size` pods; None while it runs or may still start."""
+def attempt_end(pods: Sequence[PodView], size: int, epoch: int, began: float = 0.0) -> End | Leaving | None:
+    """The end of the attempt of `epoch` in a placement of `size` pods; None while it runs or may still start.
+
+    `began`: Unix seconds; what a sidecar died of before is not about this attempt.
+    """
     live = [p for p in pods if not p.gone]
     done = [p for p in live if _ended_well(p, epoch)]
     refused = _refused(live, epoch)
@@ -84,7 +100,7 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int) -> End | Leaving
             f"the pods with index {missing} do not exist any more",
             False,
         )
-    return _processes_ended(live, size, epoch)
+    return _processes_ended(live, size, epoch, began)
 
 
 def blocked(pods: Sequence[PodView]) -> tuple[str, str] | None:
@@ -93,12 +109,12 @@ def blocked(pods: Sequence[PodView]) -> tuple[str, str] | None:
         if p.waiting_reason in PULL_REASONS:
             return "ImagePullFailed", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
         if p.waiting_reason in CONFIG_REASONS:
-            return "PodRefused", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
+            return "ContainerStartFailed", f"pod {p.name}: {p.waiting_reason}: {p.waiting_message}"
         if p.waiting_reason == CRASHES:
-            return (
-                "SidecarFailing",
-                f"pod {p.name}: {p.waiting_message or CRASHES}: see the log of that container",
-            )
+            why = "see the log of that container"
+            if p.sidecar_end is not None and p.sidecar_end.reason == OOM:
+                why = f"the sidecar was OOM-killed: {SIDECAR_MEMORY}"
+            return "SidecarFailing", f"pod {p.name}: {p.waiting_message or CRASHES}: {why}"
     waiting = [p for p in pods if p.unschedulable and not p.deleting and not p.gone]
     if waiting:
         return "Unschedulable", f"{len(waiting)} of the pods cannot be scheduled: {waiting[0].unschedulable}"
@@ -135,7 +151,19 @@ def _all_done(pods: list[PodView], epoch: int) -> End:
     )
     saved = any(o.kind is OutcomeKind.SAVED_AND_STOPPED for o in outcomes)
     word, verb = ("Saved", "saved and stopped") if saved else ("Stopped", "stopped without a save")
-    return End(cause, word, f"all ranks {verb} at step {step}", in_place, step=step)
+    moved = next((p for p in pods if p.disruption), None)
+    why = f" because pod {moved.name} goes: {_disrupted(moved)}" if moved else ""
+    return End(cause, word, f"all ranks {verb} at step {step}{why}", in_place, step=step)
+
+
+def _drained(pod: PodView) -> bool:
+    """Evicted through the API from a node that takes no more pods: that is what a drain does."""
+    return pod.disruption == "EvictionByEvictionAPI" and pod.node_cordoned
+
+
+def _disrupted(pod: PodView) -> str:
+    drained = f"node {pod.node} is being drained: " if _drained(pod) else ""
+    return f"{drained}{pod.disruption}: {pod.disruption_message}"
 
 
 def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
@@ -144,6 +172,11 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
         if outcome is not None and outcome.kind is OutcomeKind.RESUME_REFUSED:
             if parse_restore_fault(outcome.message, ""):
                 return End(Cause.OPERATOR, RESTORE_POINT_BAD, f"pod {p.name}: {outcome.message}", p.up)
+            if outcome.message.startswith(f"{STORE_UNAVAILABLE}: "):
+                return End(Cause.OPERATOR, STORE_UNAVAILABLE, f"pod {p.name}: {_text(outcome)}", p.up)
+            if outcome.message.startswith(_TRANSIENT):
+                text = f"pod {p.name}: {_text(outcome)}"
+                return End(Cause.RANK_FAILED, "Failed", text, p.up, node=p.node)
             return End(Cause.OPERATOR, "ResumeRefused", f"pod {p.name}: {_text(outcome)}", p.up)
     return None
 
@@ -180,6 +213,10 @@ def _placement_broken(lost: list[PodView], pods: Sequence[PodView], epoch: int) 
         (p.status.phases.rank_lost for p in pods if p.status and p.status.phases.rank_lost), default=None
     )
     outcome = cause.value if cause is not Cause.RANK_FAILED else "Failed"
+    culprit = next(p for p, v in zip(lost, verdicts, strict=True) if v[0] is cause)
+    if cause is Cause.EVICTED and _drained(culprit):
+        outcome = DRAINED
+    ended = culprit.outcome(epoch)
     more = f" ({len(lost)} pods lost)" if len(lost) > 1 else ""
     silence = max(p.silent_seconds for p in lost)
     return End(
@@ -190,6 +227,8 @@ def _placement_broken(lost: list[PodView], pods: Sequence[PodView], epoch: int) 
         tuple(sorted(nodes)),
         since,
         exit_code=exit_code,
+        node=culprit.node,
+        traceback=_traceback(ended) if ended is not None else "",
         noticed_after=silence,
     )
 
@@ -199,7 +238,7 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
     if pod.node_lost or _DISRUPTIONS.get(pod.disruption) is Cause.NODE_LOST:
         return Cause.NODE_LOST, f"{where}: the node is not ready", None
     if pod.disruption:
-        return _disruption(pod), f"{where}: {pod.disruption}: {pod.disruption_message}", None
+        return _disruption(pod), f"{where}: {_disrupted(pod)}", None
     if pod.evicted:
         return Cause.EVICTED, f"{where}: evicted: {pod.evicted}", None
     end = pod.trainer_end
@@ -230,7 +269,7 @@ def _disruption(pod: PodView) -> Cause:
     return _DISRUPTIONS.get(pod.disruption, Cause.POD_LOST)
 
 
-def _processes_ended(pods: Sequence[PodView], size: int, epoch: int) -> End | None:
+def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: float) -> End | None:
     """Ranks ended but every pod is there. Only when all sidecars answer: else a pod may be going as well."""
     answers = [(p, p.status) for p in pods if p.status is not None]
     if len(answers) < size or not all(p.up for p in pods):
@@ -240,7 +279,7 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int) -> End | No
     ]
     failed = [(p, o) for p, o in ended if o.kind is OutcomeKind.FAILED]
     if failed:
-        return _first_failure(failed)
+        return _first_failure(failed, began)
     fenced = next((p for p, o in ended if o.kind is OutcomeKind.FENCED), None)
     asking = fenced or next((p for p, s in answers if s.wants_plan and s.epoch == epoch), None)
     if asking is not None:
@@ -250,7 +289,7 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int) -> End | No
     return None
 
 
-def _first_failure(failed: list[tuple[PodView, Outcome]]) -> End:
+def _first_failure(failed: list[tuple[PodView, Outcome]], began: float) -> End:
     """The rank that failed first: its peers fail because of it."""
 
     def when(item: tuple[PodView, Outcome]) -> tuple[float, bool]:
@@ -259,6 +298,10 @@ def _first_failure(failed: list[tuple[PodView, Outcome]]) -> End:
         return lost or float("inf"), failure is None or failure.signal is None
 
     pod, outcome = min(failed, key=when)
+    starved = next((p for p, _ in failed if _sidecar_oom_killed(p, began)), None)
+    if starved is not None:
+        text = f"pod {starved.name} on node {starved.node}: the sidecar was OOM-killed: {SIDECAR_MEMORY}"
+        return End(Cause.OOM_KILLED, SIDECAR_OOM, text, True, step=outcome.step, node=starved.node)
     oom = next((p for p, o in failed if _oom_killed(o)), None)
     cause = Cause.OOM_KILLED if oom else Cause.RANK_FAILED
     culprit = oom or pod
@@ -271,7 +314,13 @@ def _first_failure(failed: list[tuple[PodView, Outcome]]) -> End:
         since=pod.status.phases.rank_lost if pod.status else None,
         step=outcome.step,
         exit_code=outcome.failure.exit_code if outcome.failure else None,
+        node=culprit.node,
+        traceback=_traceback(_outcome_of(failed, culprit) or outcome),
     )
+
+
+def _sidecar_oom_killed(pod: PodView, began: float) -> bool:
+    return pod.sidecar_end is not None and pod.sidecar_end.reason == OOM and pod.sidecar_ended_at >= began
 
 
 def _oom_killed(outcome: Outcome) -> bool:
@@ -293,7 +342,16 @@ def _text(outcome: Outcome) -> str:
     """The first failing rank, how it ended and the last line of its error."""
     failure = outcome.failure
     if failure is None:
-        return outcome.message or outcome.kind.value
+        return printable(outcome.message) or outcome.kind.value
     how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    last = failure.error.strip().splitlines()[-1] if failure.error.strip() else ""
+    last = printable(failure.error).strip().splitlines()[-1] if failure.error.strip() else ""
     return f"rank {failure.rank} ended with {how}" + (f": {last}" if last else "")
+
+
+def _traceback(outcome: Outcome) -> str:
+    return printable(outcome.failure.error)[-TRACEBACK_CHARS:].strip() if outcome.failure else ""
+
+
+def printable(text: str) -> str:
+    """A pod's text as a terminal may show it: control characters, which could be commands to it, become spaces."""
+    return "".join(c if c == "\n" or c.isprintable() else " " for c in text)

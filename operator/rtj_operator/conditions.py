@@ -72,6 +72,8 @@ class Reason(StrEnum):
     POD_REFUSED = "PodRefused"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_START_FAILED = "ContainerStartFailed"
+    QUOTA_EXCEEDED = "QuotaExceeded"
     QUEUED = "Queued"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     BACKING_OFF = "BackingOff"
@@ -149,6 +151,8 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.POD_REFUSED: "Pods were refused (pod security, quota, service account or priority class).",
     Reason.UNSCHEDULABLE: "The scheduler finds no node for a pod.",
     Reason.IMAGE_PULL_FAILED: "An image cannot be pulled.",
+    Reason.CONTAINER_START_FAILED: "A container cannot be created or started (missing Secret, bad command, mount).",
+    Reason.QUOTA_EXCEEDED: "A ResourceQuota of the namespace refuses the pods.",
     Reason.QUEUED: "A queue has not admitted the placement yet.",
     Reason.WAITING_FOR_CAPACITY: "Fewer nodes than minNodes can be had.",
     Reason.BACKING_OFF: "Waiting before the next attempt, after failures without progress.",
@@ -214,6 +218,7 @@ class EventReason(StrEnum):
     RESIZING = "Resizing"
     RESIZED = "Resized"
     NODE_LOST = "NodeLost"
+    NODE_EXCLUDED = "NodeExcluded"
     SUSPENDED = "Suspended"
     UNSUSPENDED = "Unsuspended"
     STORE_TROUBLE = "StoreTrouble"
@@ -242,6 +247,7 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.RESIZING: "The number of nodes changes; from, to, why.",
     EventReason.RESIZED: "The job trains on another number of nodes; seconds without training.",
     EventReason.NODE_LOST: "A node of this job does not answer; name and seconds of silence.",
+    EventReason.NODE_EXCLUDED: "A rule of restart.rules keeps the next placements off a node; until when.",
     EventReason.SUSPENDED: "The job was suspended; step that is safe.",
     EventReason.UNSUSPENDED: "The job goes on.",
     EventReason.STORE_TROUBLE: "The store refused or failed; what it said.",

@@ -102,20 +102,27 @@ class Observer:
         names = {
             v.node for v in views if v.node and not v.gone and (not v.ready or v.deleting or v.silent_seconds)
         }
-        lost = {name for name in sorted(names) if await self._node_is_lost(name)}
-        return [replace(v, node_lost=v.node_lost or (v.node in lost and not v.gone)) for v in views]
+        states = {name: await self._node_state(name) for name in sorted(names)}
+        result = []
+        for view in views:
+            lost, cordoned = states.get(view.node, (False, False))
+            lost = view.node_lost or (lost and not view.gone)
+            result.append(replace(view, node_lost=lost, node_cordoned=cordoned))
+        return result
 
-    async def _node_is_lost(self, name: str) -> bool:
+    async def _node_state(self, name: str) -> tuple[bool, bool]:
+        """(not ready or gone, cordoned); (False, False) where nodes may not be read."""
         if time.monotonic() < self._no_nodes_until:
-            return False
+            return False, False
         try:
             node = await self._kube.get(NODES, None, name)
         except NotFound:
-            return True
+            return True, False
         except Forbidden:
             self._forbidden_nodes()
-            return False
-        return condition(node, "Ready").get("status") != "True"
+            return False, False
+        cordoned = bool(node.get("spec", {}).get("unschedulable"))
+        return condition(node, "Ready").get("status") != "True", cordoned
 
     def _forbidden_nodes(self) -> None:
         self._no_nodes_until = time.monotonic() + FORBIDDEN_FOR

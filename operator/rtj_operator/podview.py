@@ -61,6 +61,7 @@ def pod_view(
     disrupted = disruption.get("status") == "True"
     waiting = _waiting(status)
     trainer_state = _container(status, trainer).get("state") or {}
+    sidecar_end = _last_end(_container(status, sidecar))
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return PodView(
         name=meta["name"],
@@ -81,6 +82,8 @@ def pod_view(
         sidecar_running="running" in (_container(status, sidecar).get("state") or {}),
         trainer_running="running" in trainer_state,
         trainer_end=_end(trainer_state.get("terminated")),
+        sidecar_end=_end(sidecar_end),
+        sidecar_ended_at=unix((sidecar_end or {}).get("finishedAt")),
         waiting_reason=str(waiting.get("reason", "")),
         waiting_message=str(waiting.get("message", "")),
         disruption=str(disruption.get("reason", "")) if disrupted else "",
@@ -107,6 +110,15 @@ def _waiting(status: Object) -> Object:
     """The first container that waits for another reason than its turn."""
     states = ((c.get("state") or {}).get("waiting") or {} for c in _containers(status))
     return next((w for w in states if w.get("reason", "") not in QUIET_WAITS), {})
+
+
+def _last_end(container: Object) -> Object | None:
+    """The newest end of a container that may run again."""
+    for state in (container.get("state"), container.get("lastState")):
+        if state and state.get("terminated"):
+            found: Object = state["terminated"]
+            return found
+    return None
 
 
 def _end(terminated: Object | None) -> ContainerEnd | None:

@@ -82,13 +82,25 @@ def test_a_crash_before_the_fence_forgets_no_accusation() -> None:
     assert again == first
 
 
-@pytest.mark.parametrize(
-    "message", ["shape of w differs", "StoreUnavailable: timeout", "fingerprint tokenizer"]
-)
+@pytest.mark.parametrize("message", ["shape of w differs", "fingerprint tokenizer"])
 def test_any_other_refusal_waits_for_the_user_and_accuses_nobody(message: str) -> None:
     decision = refused(message).decide()
     assert not [a for a in decision.actions if isinstance(a, FenceAndPublish)]
     assert (decision.status.phase, decision.status.reason) == (Phase.FAILED, Reason.RESUME_REFUSED)
+
+
+def test_a_store_that_was_away_accuses_nobody_and_the_same_point_is_tried_again() -> None:
+    away = refused("StoreUnavailable: timeout")
+    decision = away.decide()
+    assert decision.status.phase is Phase.RECOVERING
+    later = away.after(decision).later(31).with_nonce("nonce-3")
+    assert [a.bad for a in fences(later)] == [None]
+
+
+def test_a_store_that_is_away_accuses_nobody() -> None:
+    situation = refused("StoreUnavailable: timeout")
+    after = situation.after(situation.decide()).later(3600).with_nonce("nonce-3")
+    assert all(action.bad is None for action in (*fences(situation), *fences(after)))
 
 
 def test_what_is_missing_is_told_apart_from_what_is_wrong() -> None:

@@ -50,6 +50,7 @@ class RestartAction(StrEnum):
 
     RESTART = "Restart"
     RESTART_UNCOUNTED = "RestartUncounted"
+    EXCLUDE_NODE = "ExcludeNode"
     FAIL = "Fail"
 
 

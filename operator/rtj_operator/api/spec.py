@@ -151,7 +151,10 @@ class RestartRule(SpecModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            cel("has(self.causes) || has(self.exitCodes)", "a restart rule needs causes, exitCodes or both")
+            cel(
+                "has(self.causes) || has(self.exitCodes) || has(self.logPattern)",
+                "a restart rule needs causes, exitCodes or logPattern",
+            )
         )
     )
 
@@ -161,8 +164,12 @@ class RestartRule(SpecModel):
         default=None, min_length=1, max_length=64
     )
     """Exit codes of the first failing rank (negative: signal)."""
+    log_pattern: str | None = Field(default=None, min_length=1, max_length=256)
+    """Shell-like pattern (`*`, `?`, `[...]`) looked for in the sentence of the end and in the last 1 KiB that the first
+    failing rank wrote to stderr, as in "NCCL*timeout"."""
     action: RestartAction
-    """Restart, restart without counting it, or fail the job."""
+    """Restart; RestartUncounted: without counting it as a failure; ExcludeNode: keep off the node of the first failing
+    rank for an hour, as long as the job can run without it; Fail: the job ends."""
 
 
 class Restart(SpecModel):
@@ -189,7 +196,7 @@ class Restart(SpecModel):
     startup_timeout_seconds: int = Field(default=1800, ge=10)
     """From the pods running to the first step."""
     rules: list[RestartRule] | None = Field(default=None, max_length=32)
-    """Exceptions by cause or exit code."""
+    """Exceptions by cause, exit code or log pattern; all that a rule names must match."""
 
 
 class Scheduling(SpecModel):

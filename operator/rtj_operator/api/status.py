@@ -53,10 +53,23 @@ class PlacementStatus(ApiModel):
     """Nodes that the spec asked for when it was decided; more than `nodes` when capacity was missing."""
     lost_nodes: list[str] = Field(default_factory=list, max_length=64)
     """Nodes lost before it: its pods keep away from them, since a lost node may look ready for some seconds more."""
+    excluded_nodes: list[str] = Field(default_factory=list, max_length=32)
+    """Nodes that it keeps off because of `restart.rules`."""
     grace_seconds: int | None = None
     """Grace period of its pods."""
     released: bool = False
     """It is not wanted any more (suspended, or waiting before the next one): its pods and Job are deleted."""
+
+
+class ExcludedNode(ApiModel):
+    """A node that the next placements keep off for a time."""
+
+    name: str = Field(max_length=253)
+    """Its name."""
+    until: MicroTime
+    """Used again from here on."""
+    reason: str = Field(max_length=256)
+    """Why."""
 
 
 class AttemptStatus(ApiModel):
@@ -239,6 +252,10 @@ class AttemptRecord(ApiModel):
     """How it ended, one CamelCase word; absent: it runs."""
     message: str | None = Field(default=None, max_length=1024)
     """How it ended, in a sentence with the first failing rank."""
+    node: str | None = Field(default=None, max_length=253)
+    """Node of the first failing rank, or of the pod that was lost."""
+    traceback: str | None = Field(default=None, max_length=1024)
+    """Last 1 KiB that the first failing rank wrote to stderr."""
     seconds: AttemptSeconds | None = None
     """Seconds per phase."""
 
@@ -306,6 +323,8 @@ class JobStatus(ApiModel):
     """How often what has happened."""
     attempts: list[AttemptRecord] = Field(default_factory=list, max_length=MAX_ATTEMPTS)
     """The newest attempts, oldest first."""
+    excluded_nodes: list[ExcludedNode] = Field(default_factory=list, max_length=32)
+    """Nodes that are kept off because of `restart.rules`."""
     adopted: bool = False
     """Whether `checkpoint.adopt` has been acted on (R8)."""
     retry_at: MicroTime | None = None

@@ -73,7 +73,6 @@ def _unsupported(case: _Case) -> Iterator[Problem]:
     spec = case.job.spec
     asked = {
         "spec.drill": spec.drill is not None,
-        "spec.restart.rules": bool(spec.restart.rules),
         "spec.checkpoint.resumeFrom": spec.checkpoint.resume_from is not None,
         f"spec.checkpoint.intervalPolicy {IntervalPolicy.AUTO}": spec.checkpoint.interval_policy
         == IntervalPolicy.AUTO,

@@ -24,6 +24,7 @@ from rtj_operator.decide.ends import (
     cause_after,
     complete,
     ended_event,
+    excluded_event,
     fail,
     quarantined_event,
     record_end,
@@ -31,6 +32,7 @@ from rtj_operator.decide.ends import (
 )
 from rtj_operator.decide.place import new_placement, released
 from rtj_operator.decide.refused import kept_plan
+from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
@@ -80,8 +82,10 @@ def after_end(view: View, end: End) -> Step:
         event = quarantined_event(point.checkpoint_id, end.message)
     if end.outcome == "ResumeRefused":
         return _add_event(fail(view, status, Reason.RESUME_REFUSED, end.message), event)
-    if rule_for(view.spec.restart, end) is RestartAction.FAIL:
-        return _add_event(fail(view, status, Reason(end.cause.value), f"restart.rules: {end.message}"), event)
+    action = rule_for(view.spec.restart, end)
+    if action is RestartAction.FAIL:
+        reason = reason_of(end.cause.value) or Reason.ATTEMPT_ENDED
+        return _add_event(fail(view, status, reason, f"restart.rules: {end.message}"), event)
     limit = view.spec.restart.max_attempts_without_progress
     if status.counters.without_progress >= limit:
         failures = status.counters.without_progress
@@ -89,6 +93,9 @@ def after_end(view: View, end: End) -> Step:
         return _add_event(fail(view, status, Reason.TOO_MANY_FAILURES, text), event)
     if view.spec.suspend:
         return _add_event(released(view, status, end.cause), event)
+    if action is RestartAction.EXCLUDE_NODE and end.node:
+        step = _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end))
+        return _add_event(step, event)
     if not end.in_place:
         return _add_event(new_placement(view, status, end.cause, end), event)
     return _add_event(
@@ -103,7 +110,11 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
         return None
     if status.retry_at and status.retry_at > view.time:
         wait = status.retry_at.timestamp() - view.now
-        text = f"next attempt in {wait:.0f} s: {status.counters.without_progress} failures without a newer commit"
+        failures = status.counters.without_progress
+        why = f"{failures} failures without a newer commit"
+        if not failures and status.attempts:
+            why = f"the last one did not count: {status.attempts[-1].message}"
+        text = f"next attempt in {wait:.0f} s: {why}"
         return Step(told(status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
     cause = _cause(view)
     number = (status.attempt.number if status.attempt else 0) + 1

@@ -3,10 +3,11 @@
 Preemptions, losses and resizes never burn the failure budget; a newer commit resets it (design 6).
 """
 
+import fnmatch
 from datetime import datetime, timedelta
 
-from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
-from rtj_operator.classify import End
+from rtj_operator.api import AttemptRecord, ExcludedNode, JobStatus, Phase, Restart, RestartAction
+from rtj_operator.classify import DRAINED, SIDECAR_OOM, STORE_UNAVAILABLE, End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Event, PublishOrder
 from rtj_operator.decide.view import Step, View, ids, told
@@ -15,7 +16,14 @@ from trainer_sidecar.contract.plan import Order
 
 BURNING = frozenset({Cause.RANK_FAILED, Cause.OOM_KILLED, Cause.HUNG, Cause.OPERATOR})
 LOSSES = frozenset({Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
-_OUTCOME_CAUSES = {c.value: c for c in Cause} | {"Failed": Cause.RANK_FAILED}
+EXCLUDE_SECONDS = 3600.0
+STORE_WAIT_SECONDS = 30
+"""Before a restore is tried again that failed because the store was away."""
+_OUTCOME_CAUSES = {c.value: c for c in Cause} | {
+    "Failed": Cause.RANK_FAILED,
+    DRAINED: Cause.EVICTED,
+    SIDECAR_OOM: Cause.OOM_KILLED,
+}
 
 
 def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False) -> JobStatus:
@@ -25,7 +33,8 @@ def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False
     if ordered:
         return status
     action = rule_for(view.spec.restart, end)
-    burns = end.cause in BURNING and action is not RestartAction.RESTART_UNCOUNTED
+    uncounted = action is RestartAction.RESTART_UNCOUNTED or end.outcome == STORE_UNAVAILABLE
+    burns = end.cause in BURNING and not uncounted
     counters = status.counters
     without = counters.without_progress + burns
     counters = counters.model_copy(
@@ -36,7 +45,26 @@ def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False
         }
     )
     retry_at = backoff_until(view.spec.restart, without, view.time) if burns else status.retry_at
-    return status.model_copy(update={"counters": counters, "retry_at": retry_at})
+    if uncounted and end.cause in BURNING:
+        retry_at = view.time + timedelta(seconds=_uncounted_wait(view.spec.restart, end))
+    status = status.model_copy(update={"counters": counters, "retry_at": retry_at})
+    return with_excluded(status, end, view.time) if action is RestartAction.EXCLUDE_NODE else status
+
+
+def _uncounted_wait(restart: Restart, end: End) -> float:
+    """What never counts must not spin: nothing else bounds it."""
+    wait = STORE_WAIT_SECONDS if end.outcome == STORE_UNAVAILABLE else restart.backoff_seconds
+    return min(restart.max_backoff_seconds, wait)
+
+
+def with_excluded(status: JobStatus, end: End, now: datetime) -> JobStatus:
+    """The status with the end's node among those that the next placements keep off."""
+    if not end.node:
+        return status
+    kept = [n for n in status.excluded_nodes if n.name != end.node and n.until > now]
+    reason = f"restart.rules: {end.outcome}"
+    new = ExcludedNode(name=end.node, until=now + timedelta(seconds=EXCLUDE_SECONDS), reason=reason)
+    return status.model_copy(update={"excluded_nodes": [*kept, new][-32:]})
 
 
 def backoff_until(restart: Restart, without_progress: int, now: datetime) -> datetime | None:
@@ -52,9 +80,14 @@ def rule_for(restart: Restart, end: End) -> RestartAction:
     for rule in restart.rules or ():
         by_cause = rule.causes is None or end.cause in rule.causes
         by_code = rule.exit_codes is None or (end.exit_code is not None and end.exit_code in rule.exit_codes)
-        if by_cause and by_code:
+        if by_cause and by_code and _by_log(rule.log_pattern, end):
             return rule.action
     return RestartAction.RESTART
+
+
+def _by_log(pattern: str | None, end: End) -> bool:
+    """Shell-like and not a regular expression: those can be made to take hours, and the pattern is a user's."""
+    return pattern is None or fnmatch.fnmatchcase(f"{end.message}\n{end.traceback}", f"*{pattern}*")
 
 
 def cause_after(record: AttemptRecord | None) -> Cause:
@@ -68,12 +101,24 @@ def ended_event(view: View, end: End) -> Event:
     """An attempt's end as an Event: cause and first failing rank."""
     number = view.status.attempt.number if view.status.attempt else 0
     place = f"attempt {number}" if number else f"placement {view.number}"
+    text = f"{place} ended: {end.outcome}: {end.message}"[:1000]
+    if end.traceback and len(text) < 900:
+        text += f"\n{end.traceback[-(1000 - len(text)) :]}"
     return Event(
         EventReason.ATTEMPT_ENDED,
-        f"{place} ended: {end.outcome}: {end.message}",
+        text,
         f"ended/{view.number}/{number}",
         warning=end.cause in BURNING,
     )
+
+
+def excluded_event(view: View, end: End) -> Event:
+    """A rule keeps the next placements off a node."""
+    number = view.status.attempt.number if view.status.attempt else 0
+    text = (
+        f"node {end.node} is kept off for {EXCLUDE_SECONDS / 60:.0f} minutes (restart.rules): {end.message}"
+    )
+    return Event(EventReason.NODE_EXCLUDED, text[:1000], f"excluded/{number}/{end.node}", warning=True)
 
 
 def quarantined_event(checkpoint_id: str, message: str) -> Event:
@@ -120,6 +165,8 @@ def _closed(records: list[AttemptRecord], end: End, now: datetime) -> list[Attem
             "ended_at": now,
             "outcome": end.outcome,
             "message": end.message[:1024],
+            "node": end.node or None,
+            "traceback": end.traceback or None,
             "last_step": end.step if end.step is not None else records[-1].last_step,
         }
     )

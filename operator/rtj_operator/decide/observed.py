@@ -57,6 +57,11 @@ class PodView:
     disruption_message: str = ""
     evicted: str = ""
     """The kubelet's sentence when it evicted the pod."""
+    node_cordoned: bool = False
+    """Its node takes no more pods; read only for pods that are not as they should be."""
+    sidecar_end: ContainerEnd | None = None
+    """How its sidecar ended last, also when it was started again since."""
+    sidecar_ended_at: float = 0.0
     node_lost: bool = False
     """Kubernetes says that the pod's node is not ready."""
     plan: Plan | None = None

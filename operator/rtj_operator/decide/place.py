@@ -47,6 +47,7 @@ def new_placement(
         spec_hash=view.want.spec_hash,
         wanted_nodes=view.want.nodes,
         lost_nodes=lost,
+        excluded_nodes=_excluded(view, status),
         grace_seconds=int(view.want.exit_grace),
     )
     resized = old is not None and old.nodes != size
@@ -76,7 +77,12 @@ def new_placement(
 def create_job(placement: PlacementStatus) -> CreateJob:
     """The Job of a placement, the same however often it is asked for."""
     grace = placement.grace_seconds or LEAST_GRACE_SECONDS
-    return CreateJob(placement.number, placement.nodes, tuple(placement.lost_nodes), grace)
+    avoid = tuple(sorted({*placement.lost_nodes, *placement.excluded_nodes}))
+    return CreateJob(placement.number, placement.nodes, avoid, grace)
+
+
+def _excluded(view: View, status: JobStatus) -> list[str]:
+    return sorted({n.name for n in status.excluded_nodes if n.until > view.time})
 
 
 def released(view: View, status: JobStatus, cause: Cause) -> Step:
@@ -103,9 +109,8 @@ def room(view: View, avoid: Collection[str], avoid_since: float) -> int | None:
     """
     if not view.observed.capacity.known:
         return None
-    return sum(
-        n.fits for n in view.observed.capacity.nodes if n.ready and _trusted(view, n, avoid, avoid_since)
-    )
+    usable = [n for n in view.observed.capacity.nodes if n.name not in _excluded(view, view.status)]
+    return sum(n.fits for n in usable if n.ready and _trusted(view, n, avoid, avoid_since))
 
 
 def _trusted(view: View, node: NodeRoom, avoid: Collection[str], avoid_since: float) -> bool:
@@ -161,6 +166,11 @@ def pods_missing(view: View) -> Step | None:
     smaller = shrunk_size(replace(view, status=status)) if short else None
     if smaller is not None and status.placement is not None:
         return new_placement(view, status, status.placement.cause, size=smaller)
+    long = view.since(status.capacity_short_since) >= max(view.want.scale_down_delay, LOST_NODE_SECONDS)
+    if short and long and status.placement is not None and status.placement.excluded_nodes:
+        # Without the excluded nodes it cannot run at all: an hour on them beats an hour of waiting.
+        freed = status.model_copy(update={"excluded_nodes": []})
+        return new_placement(view, freed, status.placement.cause)
     up = sum(p.up for p in view.standing)
     reason, text = blocked(view.standing) or ("PodsPending", f"{up} of {view.size} pods run")
     if reason == Reason.UNSCHEDULABLE and _own_pods_leaving(view):
@@ -169,7 +179,8 @@ def pods_missing(view: View) -> Step | None:
             f"{up} of {view.size} pods run; pods of the placement before are still going",
         )
     if view.job is not None and view.job.refused:
-        reason, text = Reason.POD_REFUSED, view.job.refused
+        quota = "exceeded quota" in view.job.refused
+        reason, text = (Reason.QUOTA_EXCEEDED if quota else Reason.POD_REFUSED), view.job.refused
     if view.job is not None and view.job.suspended:
         reason, text = Reason.QUEUED, f"Job {view.job.name} is suspended: a queue has not admitted it yet"
     phase = Phase.PENDING if up == 0 else Phase.STARTING

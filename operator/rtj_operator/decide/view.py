@@ -132,8 +132,10 @@ class View:
         """How the running attempt, or the placement before one, ended, as far as can be seen now."""
         if not self.placed:
             return None
-        epoch = self.status.attempt.epoch if self.running and self.status.attempt else None
-        return attempt_end(self.pods, self.size, epoch if epoch is not None else NO_EPOCH)
+        attempt = self.status.attempt if self.running else None
+        if attempt is None or attempt.epoch is None:
+            return attempt_end(self.pods, self.size, NO_EPOCH)
+        return attempt_end(self.pods, self.size, attempt.epoch, attempt.started_at.timestamp())
 
 
 @dataclass(frozen=True)
