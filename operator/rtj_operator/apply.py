@@ -181,7 +181,7 @@ class Applier:
             pods=pods,
             writer=self._writer,
             known_attempts=max((r.attempt for r in status.attempts if r.epoch is not None), default=0),
-            known_commits=status.last_committed is not None or status.restore_point is not None,
+            known_commits=_known_commits(subject),
             adopt=subject.job.spec.checkpoint.adopt and not status.adopted,
             cluster=self._cluster,
             credentials=await self._credentials(subject.spec),
@@ -243,6 +243,13 @@ class Applier:
                 await act(name, uid)
 
         await asyncio.gather(*(bounded(name, uid) for name, uid in pods))
+
+
+def _known_commits(subject: Subject) -> bool:
+    """Whether a commit of this run was ever seen. A fork's first restore point is another run's (R11, R15)."""
+    status = subject.status
+    forked = subject.spec.resume_from is not None
+    return status.last_committed is not None or (status.restore_point is not None and not forked)
 
 
 class PodAct(Protocol):

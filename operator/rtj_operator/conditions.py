@@ -115,6 +115,7 @@ class Reason(StrEnum):
     JOURNAL_LOST = "JournalLost"
     RESTORE_POINT_BAD = "RestorePointBad"
     NOTHING_RESTORABLE = "NothingRestorable"
+    FORK_SOURCE_UNUSABLE = "ForkSourceUnusable"
     GRACE_TOO_SHORT = "GraceTooShort"
     # ends
     RUNNING = "Running"
@@ -189,6 +190,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.CLOCK_SKEWED: "The store refuses requests because a clock is off.",
     Reason.JOURNAL_LOST: "The journal is empty or gapped while the status knows of attempts or commits.",
     Reason.RESTORE_POINT_BAD: "The restore point is incomplete or damaged.",
+    Reason.FORK_SOURCE_UNUSABLE: "resumeFrom names nothing that a run could start from.",
     Reason.NOTHING_RESTORABLE: "Commits exist and none can be restored; it does not start from scratch.",
     Reason.GRACE_TOO_SHORT: "The pods' grace period is shorter than a save takes.",
     Reason.RUNNING: "Not ended.",

@@ -4,6 +4,7 @@ All of it blocks and runs in a thread. What can go wrong comes out as `FenceTrou
 status shows; running trainers are never touched by it.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -30,17 +31,21 @@ from trainer_sidecar.store.fence import (
     Fenced,
     FenceError,
     FenceRequest,
+    Fork,
+    ForkSourceError,
     NothingRestorableError,
     RunExistsError,
     RunTakenOverError,
     fence_and_pick,
 )
+from trainer_sidecar.store.forks import release_source
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalError, JournalLostError
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
 
+log = logging.getLogger(__name__)
 APPEND_TIMEOUT = 30.0
 MASTER_PORTS = range(20000, 30000)
 MOST_STORES = 64
@@ -165,7 +170,23 @@ def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
         stores.require_sound(journal.store)
     if order.bad is not None and _may_accuse(history, order):
         accuse(journal, order.bad, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
-    return fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
+    fenced = fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
+    if order.spec.resume_from is not None:
+        _release_source(journal, order)
+    return fenced
+
+
+def _release_source(journal: Journal, order: FenceOrder) -> None:
+    """Once a fork has a verified commit of its own, its source may go (R15). Trouble waits for the next fence."""
+    try:
+        released = release_source(journal, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
+    except (StoreError, JournalError) as exc:
+        log.warning("%s/%s still holds its source: %s", order.spec.namespace, order.spec.name, exc)
+        return
+    if released:
+        log.info(
+            "%s/%s released %s at its source", order.spec.namespace, order.spec.name, ", ".join(released)
+        )
 
 
 def _may_accuse(history: History, order: FenceOrder) -> bool:
@@ -234,6 +255,7 @@ def trouble(exc: Exception) -> FenceTrouble:
     reasons: list[tuple[type[Exception], Reason, bool]] = [
         (RunTakenOverError, Reason.RUN_TAKEN_OVER, True),
         (RunExistsError, Reason.RUN_EXISTS, True),
+        (ForkSourceError, Reason.FORK_SOURCE_UNUSABLE, True),
         (NothingRestorableError, Reason.NOTHING_RESTORABLE, True),
         (JournalLostError, Reason.JOURNAL_LOST, False),
         (PlanRefused, Reason.TRANSITION_BLOCKED, False),
@@ -249,7 +271,7 @@ def trouble(exc: Exception) -> FenceTrouble:
 
 
 def _request(order: FenceOrder) -> FenceRequest:
-    spec = order.spec
+    spec, source = order.spec, order.spec.resume_from
 
     def plan_for(_: RestorePoint | None, saved: Topology | None) -> Topology:
         if order.keep is not None:
@@ -268,6 +290,7 @@ def _request(order: FenceOrder) -> FenceRequest:
         known_attempts=order.known_attempts,
         known_commits=order.known_commits,
         adopt=order.adopt,
+        fork=Fork(spec.namespace, source.run_id, source.checkpoint_id) if source else None,
     )
 
 

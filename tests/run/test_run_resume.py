@@ -176,3 +176,24 @@ def test_a_flipped_byte_quarantines_the_newest_and_resumes_from_the_one_before(
     run = start_run(file_url, SCRIPT, "20", "0", options=OPTIONS)
     assert run.wait(180) == 1, run.text()
     assert "it does not start from scratch" in run.text()
+
+
+def test_a_fork_starts_from_another_runs_checkpoint_which_it_holds(start_run: Any, file_url: str) -> None:
+    run = start_run(file_url, SCRIPT, "8", "0", options=OPTIONS)
+    assert run.wait(180) == 0, run.text()
+    base = history(file_url)
+    chosen = base.lineage[1]
+
+    source = f"tiny/{chosen.checkpoint_id}"
+    run = start_run(
+        file_url, SCRIPT, "12", "0", options=(*OPTIONS, "--run-id", "fork", "--resume-from", source)
+    )
+    assert run.wait(180) == 0, run.text()
+    (started,) = run.events("AttemptStarted")
+    assert started["restore"]["checkpointId"] == chosen.checkpoint_id
+    assert started["restore"]["source"] == {"namespace": "local", "runId": "tiny"}
+    assert all(check["passed"] for check in run.events("Resume")[-1]["checks"])
+    fork = Journal(open_store(file_url), RunKeys("local", "fork")).read()
+    assert fork.lineage[0].step == 12
+    assert history(file_url).holds == {chosen.checkpoint_id: frozenset({"run local/fork"})}
+    assert history(file_url).lineage == base.lineage, "the source's own history is as it was"

@@ -10,6 +10,7 @@ from trainer_sidecar.contract.plan import CheckpointPolicy, Retention, Verificat
 if TYPE_CHECKING:
     from rtj_operator.api.effective import EffectiveSpec
     from trainer_sidecar.run.local_plan import LocalMesh, RunSettings
+    from trainer_sidecar.store.forks import Fork
 
 _DESCRIPTION = """Train on this machine and survive failures: ranks that die are started again from the newest commit,
 and the same command run again resumes. Ctrl-C saves and ends; twice stops at once. Options beat the job file."""
@@ -31,6 +32,11 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     add_store_options(parser, required=False)
     parser.add_argument("--run-id", metavar="ID", help="name of the run (default: the script's)")
+    parser.add_argument(
+        "--resume-from",
+        metavar="RUN[/CHECKPOINT]",
+        help="start a new run as a fork of this one in the same store (default: its newest checkpoint)",
+    )
     _add_mesh(parser.add_argument_group("mesh and batch"))
     _add_policy(parser.add_argument_group("checkpoints and failures"))
     show = parser.add_argument_group("output")
@@ -152,9 +158,25 @@ def settings_of(args: argparse.Namespace) -> "RunSettings":
         hang_timeout=args.hang_timeout,
         status_port=args.status_port,
         ledger=args.ledger.absolute() if args.ledger else None,
+        fork=_fork(args.resume_from),
     )
     settings.keys  # noqa: B018  refuses a run id that cannot be part of a key
     return settings
+
+
+def _fork(source: str | None) -> "Fork | None":
+    """RUN or RUN/CHECKPOINT. Raises ValueError for a name that cannot be part of a key, or is no checkpoint id."""
+    if not source:
+        return None
+    from trainer_sidecar.contract.keys import RunKeys, parse_checkpoint_id
+    from trainer_sidecar.run.local_plan import NAMESPACE
+    from trainer_sidecar.store.forks import Fork
+
+    run, _, checkpoint = source.partition("/")
+    RunKeys(NAMESPACE, run)
+    if checkpoint:
+        parse_checkpoint_id(checkpoint)
+    return Fork(NAMESPACE, run, checkpoint or None)
 
 
 def _job(path: Path | None) -> "EffectiveSpec | None":

@@ -13,6 +13,7 @@ from trainer_sidecar.contract.journal import Attempt, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.plan import CheckpointPolicy, Endpoint, Plan, VerificationPolicy
 from trainer_sidecar.contract.topology import Topology
+from trainer_sidecar.store.forks import Fork
 
 NAMESPACE = "local"
 
@@ -77,6 +78,8 @@ class RunSettings:
     hang_timeout: float = 1800.0
     status_port: int = 0
     ledger: Path | None = None
+    fork: Fork | None = None
+    """Where a run without attempts starts from."""
 
     @property
     def keys(self) -> RunKeys:

@@ -23,6 +23,7 @@ from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
 from trainer_sidecar.sidecar.workdir import write_file
 from trainer_sidecar.store.fence import Fenced, FenceRequest, fence_and_pick
+from trainer_sidecar.store.forks import release_source
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probe import probe_store
@@ -115,9 +116,11 @@ class LocalRun:
             plan_for=self._settings.mesh.topology,
             known_attempts=self._attempts,
             known_commits=bool(self._journal.history.manifests),
+            fork=self._settings.fork,
         )
         fenced = fence_and_pick(self._journal, request)
         self._attempts = fenced.attempt
+        release_source(self._journal, owner=self._settings.owner, writer=self._writer)
         for sentence in fenced.quarantined:
             self._events.tell("Quarantined", sentence)
         return fenced

@@ -8,6 +8,7 @@ Raises nothing for a spec that `validation` refuses: a value that cannot be reso
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rtj_operator.api.checkpoint import ResumeFrom
 from rtj_operator.api.job import ResumableTrainingJob
 from rtj_operator.api.spec import CompatibilityEntry, JobSpec
 from rtj_operator.api.template import extended_resources, trainer, words
@@ -62,6 +63,8 @@ class EffectiveSpec:
     checkpoint: CheckpointPolicy
     verification: VerificationPolicy
     status_port: int
+    resume_from: ResumeFrom | None = None
+    """The run, in the same namespace, that this one's first attempt starts from (R15)."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -94,6 +97,7 @@ def effective(job: ResumableTrainingJob, defaults: OperatorDefaults) -> Effectiv
             steps=spec.verification.steps, loss_tolerance=float(spec.verification.loss_tolerance)
         ),
         status_port=spec.status_port,
+        resume_from=spec.checkpoint.resume_from,
         fingerprints=dict(spec.fingerprints or {}),
     )
 

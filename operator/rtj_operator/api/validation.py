@@ -73,7 +73,6 @@ def _unsupported(case: _Case) -> Iterator[Problem]:
     spec = case.job.spec
     asked = {
         "spec.drill": spec.drill is not None,
-        "spec.checkpoint.resumeFrom": spec.checkpoint.resume_from is not None,
         f"spec.checkpoint.intervalPolicy {IntervalPolicy.AUTO}": spec.checkpoint.interval_policy
         == IntervalPolicy.AUTO,
         f"spec.scheduling.gang {spec.scheduling.gang}": spec.scheduling.gang != GangPolicy.NONE,
