@@ -68,6 +68,30 @@ class TrainingState(Document):
     """Trailing loss and gradient-norm statistics, for checks when there is no witness."""
 
 
+class FrozenObject(Document):
+    """`frozen/<sha256>`: bytes that training does not change, written once per run, named by digest (datapath T8).
+
+    Its leaf file stands beside it, `frozen/<sha256>.hash`. Referenced by any number of checkpoints of the run.
+    """
+
+    sha256: str
+    size: int
+    root: str
+    leaves: ObjectRef
+
+    @property
+    def name(self) -> str:
+        """As in `Index.files`."""
+        return f"frozen/{self.sha256}"
+
+
+class FrozenFile(FrozenObject):
+    """A frozen object with the slices that it holds (`slices.file` is always 0)."""
+
+    tensors: Tensors
+    slices: Slices
+
+
 class Seal(Document):
     """What a rank says about its staged bytes, written by rename as `seal.json` after the last byte (datapath T6)."""
 
@@ -89,8 +113,10 @@ class Seal(Document):
     """SHA-256 over the topology's JSON: parts of two plannings cannot mix (protocol R25)."""
     tensors: Tensors
     slices: Slices
+    frozen: list[FrozenFile] = Field(default_factory=list)
+    """Frozen objects that this part refers to; they are in the store already."""
     state_digest: str
-    """Sum mod 2^128 over owned elements (datapath T19), 32 hex digits; digests of the parts add up."""
+    """Sum mod 2^128 over owned elements, frozen ones included (T19), 32 hex digits; digests of the parts add up."""
     replica_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of replicated items that this rank does not own but has computed (datapath T13)."""
     progress: Progress
@@ -160,6 +186,7 @@ class ManifestFile(Document):
     training_state: TrainingState
     index: ObjectRef
     shards: list[ManifestShard]
+    frozen: list[FrozenObject] = Field(default_factory=list)
 
     @property
     def bytes(self) -> int:

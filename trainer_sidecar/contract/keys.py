@@ -95,6 +95,9 @@ class RunKeys:
     def frozen(self, sha256: str) -> str:
         return f"{self.prefix}frozen/{sha256}"
 
+    def frozen_leaves(self, sha256: str) -> str:
+        return f"{self.frozen(sha256)}.hash"
+
 
 def shard_name(rank: int) -> str:
     """File name of a rank's tensor bytes within its checkpoint."""

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from trainer_sidecar.contract.base import Document
-from trainer_sidecar.contract.checkpoint import ManifestFile, Slices, Tensors, Witness, WitnessStep
+from trainer_sidecar.contract.checkpoint import (
+    FrozenObject,
+    ManifestFile,
+    Slices,
+    Tensors,
+    Witness,
+    WitnessStep,
+)
 from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.contract.status import SaveOutcome
 
@@ -51,6 +58,36 @@ class SaveReply(Document):
     checkpoint_id: str = ""
     sequence: int | None = None
     detail: str = ""
+
+
+class KeepFrozen(Document):
+    """Bytes that training does not change lie in `file` of the rank's stage folder: write them to the store once (T8).
+
+    Answered at once; `AskFrozen` tells when they are there. The file must not change until then.
+    """
+
+    op: Literal["KeepFrozen"] = "KeepFrozen"
+    rank: int
+    file: str
+    size: int
+
+
+class AskFrozen(Document):
+    """What became of `KeepFrozen`."""
+
+    op: Literal["AskFrozen"] = "AskFrozen"
+    rank: int
+    file: str
+
+
+class FrozenReply(Document):
+    """Answer to `AskFrozen`. Not `known`: the sidecar was restarted, send `KeepFrozen` again."""
+
+    op: Literal["FrozenReply"] = "FrozenReply"
+    known: bool
+    kept: FrozenObject | None = None
+    refused: str = ""
+    """Why it never will be; empty while it goes on."""
 
 
 class GiveUp(Document):
@@ -185,6 +222,8 @@ Request = Annotated[
     Hello
     | Sealed
     | AskSave
+    | KeepFrozen
+    | AskFrozen
     | GiveUp
     | ReportProgress
     | AddWitness
@@ -197,7 +236,7 @@ Request = Annotated[
     Field(discriminator="op"),
 ]
 Reply = Annotated[
-    Done | SaveReply | RestoreOpened | SlicesReply | Fetched | RankStateReply | Failure,
+    Done | SaveReply | FrozenReply | RestoreOpened | SlicesReply | Fetched | RankStateReply | Failure,
     Field(discriminator="op"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

@@ -7,6 +7,7 @@ from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.base import Document
 from trainer_sidecar.sidecar.evidence import Evidence
+from trainer_sidecar.sidecar.frozen import Frozen
 from trainer_sidecar.sidecar.plan_watch import PlanWatch
 from trainer_sidecar.sidecar.ranks import Ranks
 from trainer_sidecar.sidecar.restores import Restores
@@ -21,8 +22,15 @@ class RankRequests:
     """Answers for `SocketServer`. `served` is the epoch that the sidecar has made ready for; Hello waits for it."""
 
     def __init__(
-        self, plans: PlanWatch, ranks: Ranks, saves: Saves, restores: Restores, evidence: Evidence
+        self,
+        plans: PlanWatch,
+        ranks: Ranks,
+        saves: Saves,
+        restores: Restores,
+        evidence: Evidence,
+        frozen: Frozen,
     ) -> None:
+        self._frozen = frozen
         self._plans, self._ranks, self._saves = plans, ranks, saves
         self._restores, self._evidence = restores, evidence
         self._served = 0
@@ -81,6 +89,10 @@ class RankRequests:
                 self._saves.give_up(message.save_id, message.rank, message.reason[:1024])
             case m.AskSave():
                 return self._saves.reply(message.save_id)
+            case m.KeepFrozen():
+                self._keep_frozen(message)
+            case m.AskFrozen():
+                return self._frozen.reply(message.rank, message.file)
             case m.ReportProgress():
                 self._ranks.progress(message)
             case m.AddWitness():
@@ -105,6 +117,12 @@ class RankRequests:
         try:
             self._saves.sealed(message.save_id, message.rank)
         except SaveRefusedError as exc:
+            raise RequestError("BadRequest", str(exc)) from exc
+
+    def _keep_frozen(self, message: m.KeepFrozen) -> None:
+        try:
+            self._frozen.keep(message)
+        except ValueError as exc:
             raise RequestError("BadRequest", str(exc)) from exc
 
     def _slices(self, message: m.AskSlices) -> Document:

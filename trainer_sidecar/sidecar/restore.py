@@ -16,7 +16,16 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from trainer_sidecar.contract.base import Document
-from trainer_sidecar.contract.checkpoint import Index, ManifestFile, Part, Slices, Witness, tree_root
+from trainer_sidecar.contract.checkpoint import (
+    FrozenObject,
+    Index,
+    ManifestFile,
+    ManifestShard,
+    Part,
+    Slices,
+    Witness,
+    tree_root,
+)
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.messages import RestoreOpened
@@ -64,6 +73,9 @@ class Restore:
         self._check_names()
         self.folder.mkdir(mode=0o777, parents=True, exist_ok=True)
         self.folder.chmod(0o777)
+        if self.manifest.frozen:
+            (self.folder / "frozen").mkdir(mode=0o777, exist_ok=True)
+            (self.folder / "frozen").chmod(0o777)
         self._windows = list(self._pool.map(self._window, self.index.files))
         return RestoreOpened(
             manifest=self.manifest,
@@ -74,7 +86,7 @@ class Restore:
         )
 
     def _check_names(self) -> None:
-        known = {shard.name for shard in self.manifest.shards}
+        known = {s.name for s in self.manifest.shards} | {f.name for f in self.manifest.frozen}
         for name in self.index.files:
             if name not in known:
                 raise BadBytesError(
@@ -82,12 +94,18 @@ class Restore:
                 )
 
     def _window(self, name: str) -> Window:
-        shard = next(s for s in self.manifest.shards if s.name == name)
-        leaves = self._proven_bytes(self._keys.leaves(self._point.checkpoint_id, shard.rank), shard.leaves)
+        shard: ManifestShard | FrozenObject | None = None
+        shard = next((s for s in self.manifest.shards if s.name == name), None)
+        if shard is not None:
+            at, rank = self._point.checkpoint_id, shard.rank
+            key, leaves_key = self._keys.shard(at, rank), self._keys.leaves(at, rank)
+        else:
+            shard = next(f for f in self.manifest.frozen if f.name == name)
+            key, leaves_key = self._keys.frozen(shard.sha256), self._keys.frozen_leaves(shard.sha256)
+        leaves = self._proven_bytes(leaves_key, shard.leaves)
         if tree_root(shard.size, leaves) != shard.root:
             found = tree_root(shard.size, leaves)
             raise BadBytesError(str(Evidence(name, f"tree root {shard.root}", f"tree root {found}", 1)))
-        key = self._keys.shard(self._point.checkpoint_id, shard.rank)
         return Window(self.folder / name, key, shard.size, leaves)
 
     def fetch(self, file: int, ranges: list[tuple[int, int]]) -> int:

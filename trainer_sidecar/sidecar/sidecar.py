@@ -12,6 +12,7 @@ from trainer_sidecar.sidecar import workdir
 from trainer_sidecar.sidecar.config import PLAN_POLL_SECONDS, Config
 from trainer_sidecar.sidecar.coordinator import Coordinator
 from trainer_sidecar.sidecar.evidence import Evidence
+from trainer_sidecar.sidecar.frozen import Frozen
 from trainer_sidecar.sidecar.housekeeping import Housekeeping
 from trainer_sidecar.sidecar.http_server import HttpServer, Pages
 from trainer_sidecar.sidecar.metrics import Metrics
@@ -60,7 +61,9 @@ class Sidecar:
         self.reporter.on_newer = self.standing.wake
         self.saves.on_change = self.coordinator.wake if self.is_coordinator else self.reporter.wake
         self._settling = Settling(volume, self.notes, self.saves, self.run)
-        self.requests = RankRequests(self.plans, self.ranks, self.saves, self.restores, self.evidence)
+        self.requests = RankRequests(
+            self.plans, self.ranks, self.saves, self.restores, self.evidence, Frozen(volume, self.run)
+        )
         self.http = HttpServer(
             config.status_host, config.status_port, Pages(self.status, self.metrics_text, self._report)
         )

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from trainer_sidecar.contract.checkpoint import ManifestFile, ManifestShard, leaf_hashes, tree_root
+from trainer_sidecar.contract.checkpoint import ManifestFile, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
 from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
@@ -44,7 +44,7 @@ def verify_bytes(
     looks = fan_out(lambda d: seen_twice(lambda: _look_document(store, *d)), documents, parallel)
     _raise_first(keys, point, looks)
     pieces: list[_Piece] = []
-    for found in fan_out(lambda s: _pieces(store, keys, manifest, s), manifest.shards, parallel):
+    for found in fan_out(lambda f: _pieces(store, f), _files(keys, manifest), parallel):
         if isinstance(found, Problem):
             raise bad_checkpoint(keys, point.checkpoint_id, found)
         pieces += found
@@ -77,26 +77,46 @@ def _look_document(store: Store, key: str, ref: ObjectRef) -> Problem | None:
     )
 
 
-def _pieces(
-    store: Store, keys: RunKeys, manifest: ManifestFile, shard: ManifestShard
-) -> list[_Piece] | Problem:
-    """What to read of a shard, with the leaf digests that prove it; the leaf file is proven by digest and root."""
-    key = keys.leaves(manifest.checkpoint_id, shard.rank)
-    problem = seen_twice(lambda: _look_document(store, key, shard.leaves))
+@dataclass(frozen=True)
+class _File:
+    """A shard or a frozen object, and the leaf file that proves it."""
+
+    key: str
+    leaves_key: str
+    size: int
+    root: str
+    leaves: ObjectRef
+
+
+def _files(keys: RunKeys, manifest: ManifestFile) -> list[_File]:
+    at = manifest.checkpoint_id
+    shards = [
+        _File(keys.checkpoint(at) + s.name, keys.leaves(at, s.rank), s.size, s.root, s.leaves)
+        for s in manifest.shards
+    ]
+    return shards + [
+        _File(keys.frozen(f.sha256), keys.frozen_leaves(f.sha256), f.size, f.root, f.leaves)
+        for f in manifest.frozen
+    ]
+
+
+def _pieces(store: Store, file: _File) -> list[_Piece] | Problem:
+    """What to read of a file, with the leaf digests that prove it; the leaf file is proven by digest and root."""
+    key = file.leaves_key
+    problem = seen_twice(lambda: _look_document(store, key, file.leaves))
     if problem is not None:
         return problem
     leaves = store.get(key)
     try:
-        root = tree_root(shard.size, leaves)
+        root = tree_root(file.size, leaves)
     except ValueError as exc:
-        return Problem("bytes", key, f"leaves of {shard.size} bytes", str(exc))
-    if root != shard.root:
-        return Problem("bytes", key, f"tree root {shard.root}", root)
-    name = keys.checkpoint(manifest.checkpoint_id) + shard.name
+        return Problem("bytes", key, f"leaves of {file.size} bytes", str(exc))
+    if root != file.root:
+        return Problem("bytes", key, f"tree root {file.root}", root)
     per_read = _READ // LEAF_SIZE * 32
     return [
-        _Piece(name, offset, min(_READ, shard.size - offset), leaves[i * per_read : (i + 1) * per_read])
-        for i, offset in enumerate(range(0, shard.size, _READ))
+        _Piece(file.key, offset, min(_READ, file.size - offset), leaves[i * per_read : (i + 1) * per_read])
+        for i, offset in enumerate(range(0, file.size, _READ))
     ]
 
 

@@ -11,6 +11,8 @@ from itertools import pairwise
 from math import prod
 
 from trainer_sidecar.contract.checkpoint import (
+    FrozenFile,
+    FrozenObject,
     Index,
     ManifestFile,
     ManifestShard,
@@ -51,6 +53,7 @@ class Merged:
     shards: tuple[ManifestShard, ...]
     state_digest: str
     first: Seal
+    frozen: tuple[FrozenObject, ...] = ()
 
     def manifest(self, index: ObjectRef, parent: str | None) -> ManifestFile:
         """`manifest.json`, given the stored index and the parent that the journal says."""
@@ -68,6 +71,7 @@ class Merged:
             training_state=self.first.training_state,
             index=index,
             shards=list(self.shards),
+            frozen=list(self.frozen),
         )
 
 
@@ -92,6 +96,8 @@ class Merger:
         self._boxes: list[list[_Box]] = []
         self._local: dict[int, list[int]] = {}
         self._replicas: dict[str, tuple[str, int]] = {}
+        self._frozen: dict[str, FrozenFile] = {}
+        self._frozen_of: dict[int, list[tuple[FrozenFile, list[int]]]] = {}
 
     def add(self, part: Part, ref: ObjectRef) -> None:
         """One rank's part. The same part twice is fine. Raises MergeError when it does not belong to the others."""
@@ -104,8 +110,11 @@ class Merger:
         if self._parts:
             _check_same_save(next(iter(self._parts.values()))[0].seal, seal)
         _check_columns(seal)
-        ids = [self._declare(seal, i) for i in range(len(seal.tensors.names))]
-        self._take_slices(part, ids)
+        ids = self._declare_all(seal.tensors, seal.rank)
+        self._take_slices(seal.slices, ids, seal.rank, part.shard.size)
+        self._local[seal.rank] = [ids[t] for t in seal.slices.tensor]
+        for file in seal.frozen:
+            self._take_frozen(file, seal.rank)
         self._take_replicas(seal)
         self._parts[seal.rank] = (part, ref)
 
@@ -128,6 +137,10 @@ class Merger:
             shards=tuple(_shard(*self._parts[r]) for r in ranks),
             state_digest=f"{digest:032x}",
             first=first,
+            frozen=tuple(
+                FrozenObject(sha256=f.sha256, size=f.size, root=f.root, leaves=f.leaves)
+                for _, f in sorted(self._frozen.items())
+            ),
         )
 
     def _first(self) -> Seal:
@@ -147,29 +160,40 @@ class Merger:
             raise MergeError(f"the part of rank 0 of save {seal.save_id[:8]} lacks the training state")
         return first
 
-    def _declare(self, seal: Seal, i: int) -> int:
-        """Global id of the seal's tensor `i`; all ranks must agree on dtype and shape."""
-        name, dtype, shape = seal.tensors.names[i], seal.tensors.dtypes[i], tuple(seal.tensors.shapes[i])
+    def _declare_all(self, tensors: Tensors, rank: int) -> list[int]:
+        return [self._declare(tensors, i, rank) for i in range(len(tensors.names))]
+
+    def _declare(self, tensors: Tensors, i: int, rank: int) -> int:
+        """Global id of the rank's tensor `i`; all ranks must agree on dtype and shape."""
+        name, dtype, shape = tensors.names[i], tensors.dtypes[i], tuple(tensors.shapes[i])
         known = self._ids.get(name)
         if known is None:
             if dtype not in ITEM_SIZE:
-                raise MergeError(f"tensor {name} of rank {seal.rank} has the unknown dtype {dtype}")
+                raise MergeError(f"tensor {name} of rank {rank} has the unknown dtype {dtype}")
             known = self._ids[name] = len(self._boxes)
             self._names.append(name)
             self._dtypes.append(dtype)
             self._shapes.append(shape)
-            self._seen_at.append(seal.rank)
+            self._seen_at.append(rank)
             self._boxes.append([])
         elif (dtype, shape) != (self._dtypes[known], self._shapes[known]):
             raise MergeError(
-                f"tensor {name} is {dtype}{list(shape)} on rank {seal.rank} and "
+                f"tensor {name} is {dtype}{list(shape)} on rank {rank} and "
                 f"{self._dtypes[known]}{list(self._shapes[known])} on rank {self._seen_at[known]}"
             )
         return known
 
-    def _take_slices(self, part: Part, ids: Sequence[int]) -> None:
-        seal, columns = part.seal, part.seal.slices
-        rank, size = seal.rank, part.shard.size
+    def _take_frozen(self, file: FrozenFile, rank: int) -> None:
+        """A frozen object that a part refers to; its slices count like those of a shard."""
+        _check_lengths(file.tensors, file.slices, f"{file.name} in the part of rank {rank}")
+        ids = self._declare_all(file.tensors, rank)
+        self._take_slices(file.slices, ids, rank, file.size)
+        self._frozen_of.setdefault(rank, []).append((file, [ids[t] for t in file.slices.tensor]))
+        known = self._frozen.setdefault(file.sha256, file)
+        if (known.size, known.root, known.leaves) != (file.size, file.root, file.leaves):
+            raise MergeError(f"{file.name} has two sizes or leaf files, the second from rank {rank}")
+
+    def _take_slices(self, columns: Slices, ids: Sequence[int], rank: int, size: int) -> None:
         used = []
         for tensor, file, offset, length, start, extent in zip(
             columns.tensor,
@@ -190,7 +214,6 @@ class Merger:
             self._boxes[known].append(box)
             if length:
                 used.append((offset, length, known))
-        self._local[rank] = [ids[t] for t in columns.tensor]
         self._check_file(used, rank)
 
     def _check_slice(self, tensor: int, box: _Box, offset: int, length: int, file_size: int) -> None:
@@ -265,13 +288,24 @@ class Merger:
             out.length.extend(columns.length)
             out.start.extend(columns.start)
             out.size.extend(columns.size)
+        frozen = {sha256: len(ranks) + i for i, sha256 in enumerate(sorted(self._frozen))}
+        for kept, tensors_of in [pair for rank in ranks for pair in self._frozen_of.get(rank, [])]:
+            out.tensor.extend(place[t] for t in tensors_of)
+            out.file.extend([frozen[kept.sha256]] * len(tensors_of))
+            out.offset.extend(kept.slices.offset)
+            out.length.extend(kept.slices.length)
+            out.start.extend(kept.slices.start)
+            out.size.extend(kept.slices.size)
         ids = [self._ids[name] for name in order]
         tensors = Tensors(
             names=order,
             dtypes=[self._dtypes[i] for i in ids],
             shapes=[list(self._shapes[i]) for i in ids],
         )
-        return Index(files=[self._parts[r][0].shard.name for r in ranks], tensors=tensors, slices=out)
+        files = [self._parts[r][0].shard.name for r in ranks] + [
+            self._frozen[sha256].name for sha256 in frozen
+        ]
+        return Index(files=files, tensors=tensors, slices=out)
 
 
 def find_overlap(boxes: Sequence[_Box]) -> tuple[_Box, _Box] | None:
@@ -340,11 +374,14 @@ def _check_same_save(first: Seal, other: Seal) -> None:
 
 
 def _check_columns(seal: Seal) -> None:
-    t, s = seal.tensors, seal.slices
+    _check_lengths(seal.tensors, seal.slices, f"part of rank {seal.rank}")
+
+
+def _check_lengths(t: Tensors, s: Slices, what: str) -> None:
     if not len(t.names) == len(t.dtypes) == len(t.shapes) or len(set(t.names)) != len(t.names):
-        raise MergeError(f"part of rank {seal.rank}: tensor columns differ in length or a name comes twice")
+        raise MergeError(f"{what}: tensor columns differ in length or a name comes twice")
     if not len(s.tensor) == len(s.file) == len(s.offset) == len(s.length) == len(s.start) == len(s.size):
-        raise MergeError(f"part of rank {seal.rank}: slice columns differ in length")
+        raise MergeError(f"{what}: slice columns differ in length")
 
 
 def _shard(part: Part, ref: ObjectRef) -> ManifestShard:

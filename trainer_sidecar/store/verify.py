@@ -108,6 +108,9 @@ def objects_of(keys: RunKeys, manifest: ManifestFile) -> list[Expected]:
         found.append(Expected(keys.checkpoint(checkpoint) + shard.name, shard.size, shard.store_sha256))
         found.append(_of(keys.part(checkpoint, shard.rank), shard.part))
         found.append(_of(keys.leaves(checkpoint, shard.rank), shard.leaves))
+    for frozen in manifest.frozen:
+        found.append(Expected(keys.frozen(frozen.sha256), frozen.size, frozen.sha256))
+        found.append(_of(keys.frozen_leaves(frozen.sha256), frozen.leaves))
     return found
 
 

@@ -8,6 +8,7 @@ torch's get/set_optimizer_state_dict (datapath T14). Tensors are `model/<name>`,
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ class Piece:
     entry: Entry
     local: torch.Tensor
     tensor: torch.Tensor
+    frozen: bool = False
+    """Of the model, without gradient and in no optimizer: the same in every save (datapath T8)."""
 
 
 @dataclass
@@ -41,6 +44,10 @@ class Captured:
     extra: dict[str, Any] = field(default_factory=dict)
     aliases: list[list[str]] = field(default_factory=list)
     trainable: list[str] = field(default_factory=list)
+
+    def only(self, pieces: list[Piece]) -> Captured:
+        """The same documents with some of the pieces."""
+        return dataclasses.replace(self, pieces=pieces)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -67,6 +74,7 @@ class State:
         self.world_size, self.full_mesh = world_size, full_mesh
         self.names = parameter_names(self.model)
         self._entries: dict[str, tuple[Any, Entry]] = {}
+        self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for i, optimizer in enumerate(optimizers):
             for group in optimizer.param_groups:
                 for p in group["params"]:
@@ -82,7 +90,10 @@ class State:
         if documents:
             found.aliases, found.trainable = aliases(self.model), self._trainable()
         for name, tensor in self.model_tensors():
-            found.pieces.append(self.piece(f"model/{name}", tensor))
+            parameter = isinstance(tensor, nn.Parameter)
+            piece = self.piece(f"model/{name}", tensor, first=self.wrapped and not parameter)
+            piece.frozen = parameter and not tensor.requires_grad and id(tensor) not in self._optimized
+            found.pieces.append(piece)
         for i, optimizer in enumerate(self.optimizers):
             self._moments(i, optimizer, found.pieces)
             if documents:
@@ -100,8 +111,8 @@ class State:
                 if buffer is not None and name not in module._non_persistent_buffers_set:
                     yield plain(f"{prefix}.{name}" if prefix else name), buffer
 
-    def piece(self, name: str, tensor: torch.Tensor) -> Piece:
-        """Raises ValueError when the tensor's mesh does not tell who else holds it."""
+    def piece(self, name: str, tensor: torch.Tensor, first: bool = False) -> Piece:
+        """`first`: its first replica is the true one. Raises ValueError when its mesh does not tell who else has it."""
         local = tensor
         key: tuple[Any, ...] = (tensor.dtype, tensor.shape)
         if isinstance(tensor, DTensor):
@@ -109,13 +120,15 @@ class State:
             key = (tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh)
         known = self._entries.get(name)
         if known is None or known[0] != key:
-            known = key, self._entry(name, tensor)
+            known = key, self._entry(name, tensor, first)
             self._entries[name] = known
         return Piece(known[1], local.detach(), tensor)
 
-    def _entry(self, name: str, tensor: torch.Tensor) -> Entry:
+    def _entry(self, name: str, tensor: torch.Tensor, first: bool) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Entry(name, dtype, tensor.element_size(), tuple(tensor.shape), self.layout(name, tensor))
+        return Entry(
+            name, dtype, tensor.element_size(), tuple(tensor.shape), self.layout(name, tensor), first
+        )
 
     def layout(self, name: str, tensor: torch.Tensor) -> Layout:
         """The tensor's layout over all ranks of the job."""

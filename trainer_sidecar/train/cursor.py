@@ -40,8 +40,15 @@ class Cursor:
         return rank_slice(self.batch_ids(), self.topology.mesh.dp, self.dp_rank)
 
     def micro_ids(self, micro_step: int) -> np.ndarray:
+        """Sample ids of a micro step of the step that is under way."""
+        return self.micro_ids_at(self.samples, micro_step)
+
+    def micro_ids_at(self, samples: int, micro_step: int) -> np.ndarray:
+        """The same for the step that begins after `samples` consumed samples; needs an order."""
+        assert self.order is not None
         size = self.topology.batch.micro_batch_size
-        return self.rank_ids()[micro_step * size : (micro_step + 1) * size]
+        mine = rank_slice(self.order.ids(samples, self.global_batch), self.topology.mesh.dp, self.dp_rank)
+        return mine[micro_step * size : (micro_step + 1) * size]
 
     def batch_digest(self) -> str:
         return batch_digest(self.batch_ids())

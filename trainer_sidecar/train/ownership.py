@@ -31,6 +31,8 @@ class Entry:
     itemsize: int
     shape: tuple[int, ...]
     layout: Layout
+    first: bool = False
+    """The first of its replicas writes it, whatever its load: the others need not be equal (DDP's buffers)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _assign(
         loads[ranks] += numel * entry.itemsize
         return [] if coordinate is None else [None]
     pieces = 1
-    if entry.shape:
+    if entry.shape and not entry.first:
         pieces = max(1, min(replicas, -(-int(numel.max()) * entry.itemsize // SPLIT_BYTES), entry.shape[0]))
     ranks, numel = _replicas_last(ranks, axes), _replicas_last(numel, axes)[..., 0]
     rows_of = _replicas_last(sizes[..., 0], axes)[..., 0] if entry.shape else np.ones_like(numel)
@@ -123,7 +125,7 @@ def _assign(
     for piece in range(pieces):
         low, high = rows_of * piece // pieces, rows_of * (piece + 1) // pieces
         nbytes = numel // np.maximum(rows_of, 1) * (high - low) * entry.itemsize
-        choice = loads[ranks].argmin(axis=-1)
+        choice = loads[ranks].argmin(axis=-1) * (not entry.first)
         loads[np.take_along_axis(ranks, choice[..., None], axis=-1)[..., 0]] += nbytes
         if coordinate is not None and choice[shard] == replica:
             owned.append(None if pieces == 1 else (int(low[shard]), int(high[shard])))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from trainer_sidecar.contract import messages as m
-from trainer_sidecar.contract.checkpoint import Witness
+from trainer_sidecar.contract.checkpoint import FrozenFile, Witness
 from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.train import (
@@ -31,10 +31,11 @@ from trainer_sidecar.train import (
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured, State
 from trainer_sidecar.train.cursor import Cursor
-from trainer_sidecar.train.digest import MODULUS, to_hex
+from trainer_sidecar.train.digest import MODULUS, add, to_hex
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
-from trainer_sidecar.train.ownership import Planner
+from trainer_sidecar.train.frozen import references, split
+from trainer_sidecar.train.ownership import Planner, make_plan
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 
 log = logging.getLogger("rtj.train")
@@ -52,6 +53,15 @@ class Clockwork:
     """Patterns of changed fingerprints that the script consents to."""
 
 
+@dataclass(frozen=True)
+class Inherited:
+    """References of the restored checkpoint to frozen weights; `digest` of what this rank owns of them."""
+
+    names: tuple[str, ...]
+    digest: int
+    files: list[FrozenFile]
+
+
 @dataclass
 class Resumed:
     """What came out of a restore."""
@@ -60,6 +70,8 @@ class Resumed:
     witness: Witness | None
     saved_epoch: int
     random: rng.Kept
+    frozen: Inherited | None
+    """None when the checkpoint holds other frozen weights than this run has."""
 
 
 @dataclass
@@ -96,7 +108,8 @@ class Restorer:
             raise ResumeRefused(
                 [f"check {c.name!r} failed: expected {c.expected}, found {c.found}" for c in failed]
             )
-        return Resumed(report, opened.witness, opened.manifest.epoch, rng.Kept.now(self.env.device))
+        kept = rng.Kept.now(self.env.device)
+        return Resumed(report, opened.witness, opened.manifest.epoch, kept, self._inherited)
 
     def _timed(self, phase: str, action: Callable[[], Any]) -> Any:
         begin = time.monotonic()
@@ -165,6 +178,7 @@ class Restorer:
         pieces = self._captured.pieces
         materialise.poison([piece.local for piece in pieces])
         slices = self.env.client.ask(m.AskSlices(), m.SlicesReply).slices
+        self._references = references(opened, slices)
         numbers = {name: i for i, name in enumerate(opened.tensors.names)}
         reads = self._timed("plan", lambda: transfer.plan_reads(pieces, numbers, slices, self.env.rank))
         ranges = transfer.needed_ranges(reads)
@@ -174,8 +188,16 @@ class Restorer:
         return sum(r.shared.numel * r.piece.entry.itemsize for r in reads), fetched
 
     def _digest_checks(self, opened: m.RestoreOpened) -> list[Check]:
-        plan = self.planner.plan(self._captured.entries)
-        mine = self._timed("digest", lambda: state_digest.of_live(plan, self._captured))
+        live, frozen = split(self._captured)
+        plan, once = (
+            self.planner.plan(live.entries),
+            make_plan(frozen.entries, self.env.rank, self.env.world_size),
+        )
+        unchanging = state_digest.of_live(once, frozen)
+        mine = self._timed("digest", lambda: add(state_digest.of_live(plan, live), unchanging))
+        names = tuple(p.entry.name for p in frozen.pieces)
+        held = {name for file in self._references for name in file.tensors.names}
+        self._inherited = Inherited(names, unchanging, self._references) if held == set(names) else None
         (total,) = self.agreement.sum_exact([mine])
         found = to_hex(total % MODULUS)
         expected = opened.manifest.state_digest

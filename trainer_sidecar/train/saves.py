@@ -16,15 +16,17 @@ from typing import Any
 
 from trainer_sidecar.contract import CONTRACT_VERSION, keys
 from trainer_sidecar.contract import messages as m
-from trainer_sidecar.contract.checkpoint import Progress, Seal, Slices, Tensors, TrainingState
+from trainer_sidecar.contract.checkpoint import Progress, Seal, TrainingState
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.status import SaveOutcome
-from trainer_sidecar.train import state_digest
+from trainer_sidecar.train import replicas, state_digest
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured
-from trainer_sidecar.train.digest import to_hex
+from trainer_sidecar.train.describe import slice_columns, tensor_columns
+from trainer_sidecar.train.digest import add, to_hex
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import Fenced, SidecarRefused, StagingFailed
+from trainer_sidecar.train.frozen import FrozenWeights, split
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
@@ -57,6 +59,7 @@ class InFlight:
     step: int
     code: Code = Code.NONE
     detail: str = ""
+    compares: bool = False
     error: BaseException | None = None
     thread: threading.Thread | None = None
 
@@ -75,11 +78,20 @@ class Content:
 class Saves:
     """Staging and outcomes of this rank's saves."""
 
-    def __init__(self, env: Environment, planner: Planner, agreement: Agreement, parent: str | None) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        planner: Planner,
+        agreement: Agreement,
+        parent: str | None,
+        frozen: FrozenWeights,
+    ) -> None:
+        self._frozen = frozen
         self._env, self._planner, self._agreement = env, planner, agreement
         self._stager = Stager(env.volume.rank_stage(env.rank))
         self._parent = parent
         self._tries: dict[int, int] = {}
+        self._compare = replicas.Schedule()
         self._reserving: threading.Thread | None = None
         self.in_flight: InFlight | None = None
         self.committed_step: int | None = None
@@ -90,7 +102,7 @@ class Saves:
 
     def reserve(self, captured: Captured) -> None:
         """Allocate the buffer in the background, so that the first save is no slower than others."""
-        plan = self._planner.plan(captured.entries)
+        plan = self._planner.plan(split(captured)[0].entries)
         self._reserving = threading.Thread(
             target=self._reserve, args=(plan,), daemon=True, name="rtj-reserve"
         )
@@ -113,9 +125,14 @@ class Saves:
         self.in_flight = save
         if self._reserving is not None:
             self._reserving.join()
+        captured, frozen = split(captured)
+        save.compares = self._compare.next()
         seal = self._stage(save, captured, content)
+        if seal is not None and save.compares and self._env.world_size > 1:
+            shared = replicas.digests(captured, self._env.rank)
+            seal = seal[0].model_copy(update={"replica_digests": shared}), seal[1]
         save.thread = threading.Thread(
-            target=self._background, args=(save, seal), daemon=True, name=f"rtj-save-{step}"
+            target=self._background, args=(save, seal, frozen), daemon=True, name=f"rtj-save-{step}"
         )
         save.thread.start()
         return save
@@ -155,8 +172,8 @@ class Saves:
             size=plan.size,
             topology=topology,
             mesh_digest=mesh_digest(topology.to_bytes()),
-            tensors=_tensors(plan, self._env.rank),
-            slices=_slices(plan, self._env.rank),
+            tensors=tensor_columns(plan, self._env.rank),
+            slices=slice_columns(plan, self._env.rank),
             state_digest="",
             progress=content.progress,
             reason=content.reason,
@@ -166,10 +183,12 @@ class Saves:
             staging_seconds=round(self.last_staging_seconds, 6),
         )
 
-    def _background(self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None) -> None:
+    def _background(
+        self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured
+    ) -> None:
         try:
             if staged is not None:
-                self._finish(*staged)
+                self._finish(save, *staged, frozen)
             if self._env.rank == 0:
                 self._follow(save)
         except Fenced as error:
@@ -177,10 +196,22 @@ class Saves:
         except BaseException as error:  # handed to the training thread, which raises it at the next step
             save.error = error
 
-    def _finish(self, seal: Seal, plan: OwnershipPlan) -> None:
-        """Digest the frozen copy, then seal: file, control block, message, in this order."""
+    def _finish(self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured) -> None:
+        """Digest the staged copy, then seal: file, control block, message, in this order."""
         digest = state_digest.of_staged(plan, self._stager.views(plan))
-        seal = seal.model_copy(update={"state_digest": to_hex(digest)})
+        deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
+        try:
+            kept = self._frozen.keep(frozen, deadline)
+        except (StagingFailed, SidecarRefused, OSError) as error:
+            save.detail = str(error)
+            log.error("step %d is not saved: %s", save.step, error)
+            self._give_up(seal.save_id, str(error))
+            return
+        shared = seal.replica_digests
+        if shared:
+            shared = {**shared, **replicas.digests(frozen, self._env.rank)}
+        found = {"state_digest": to_hex(add(digest, kept.digest)), "frozen": kept.files}
+        seal = seal.model_copy(update={**found, "replica_digests": shared})
         try:
             write_by_rename(self._stager.folder / "seal.json", seal.to_bytes())
         except OSError as error:
@@ -224,10 +255,13 @@ class Saves:
                 f"a newer attempt exists, step {save.step} cannot be committed by attempt of epoch "
                 f"{self._env.plan.epoch}: {save.detail}"
             )
+        if save.compares:
+            self._compare.agreed = code == Code.COMMITTED
         if code == Code.COMMITTED:
             self.committed_step, self._parent, self.failures_in_row = save.step, save.checkpoint_id, 0
         else:
             self.failures_in_row += 1
+            self._frozen.save_failed()
             self.last_failure = save.detail or "see rank 0's log"
             log.warning(
                 "save of step %d failed (%d in a row): %s", save.step, self.failures_in_row, save.detail
@@ -248,30 +282,3 @@ class Saves:
 def mesh_digest(topology: bytes) -> str:
     """SHA-256 of the topology's JSON (protocol R25)."""
     return hashlib.sha256(topology).hexdigest()
-
-
-def _named(plan: OwnershipPlan, rank: int) -> list[int]:
-    """Tensors of which this rank owns a slice; rank 0 also names those that have no element at all."""
-    empty = {i for i, e in enumerate(plan.entries) if 0 in e.shape} if rank == 0 else set()
-    return sorted({o.entry for o in plan.owned} | empty)
-
-
-def _tensors(plan: OwnershipPlan, rank: int) -> Tensors:
-    entries = [plan.entries[i] for i in _named(plan, rank)]
-    return Tensors(
-        names=[e.name for e in entries],
-        dtypes=[e.dtype for e in entries],
-        shapes=[list(e.shape) for e in entries],
-    )
-
-
-def _slices(plan: OwnershipPlan, rank: int) -> Slices:
-    number = {entry: i for i, entry in enumerate(_named(plan, rank))}
-    return Slices(
-        tensor=[number[o.entry] for o in plan.owned],
-        file=[0] * len(plan.owned),
-        offset=[o.offset for o in plan.owned],
-        length=[o.length for o in plan.owned],
-        start=[list(o.place.start) for o in plan.owned],
-        size=[list(o.place.size) for o in plan.owned],
-    )

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.journal import SaveReason
@@ -37,7 +38,9 @@ from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed, Window
 from trainer_sidecar.train.fingerprints import same_on_all
+from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ledger import Ledger
+from trainer_sidecar.train.loading import OrderedBatches, iterate, make_loader
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
@@ -66,13 +69,17 @@ class Session:
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
             self._random: rng.Kept | None = None
+            frozen = FrozenWeights(env)
             if plan.restore is not None:
                 restorer = Restorer(env, state, clockwork, cursor, planner, self._agreement)
                 resumed = restorer.restore(plan.restore)
                 self._evidence.resumed(resumed)
                 self._random = resumed.random
+                kept = resumed.frozen
+                if kept is not None and plan.restore.source is None:  # a fork keeps them in its own run
+                    frozen.inherit(kept.names, kept.digest, kept.files if env.rank == 0 else [])
             parent = plan.restore.checkpoint_id if plan.restore else None
-            self._saves = Saves(env, planner, self._agreement, parent)
+            self._saves = Saves(env, planner, self._agreement, parent, frozen)
             self._policy = SavePolicy(env, state, clockwork, cursor, self._saves, self._evidence)
             self._window, self._tap = Window(), ScalarTap(env.device)
             self._seen: Reading | None = None
@@ -176,18 +183,37 @@ class Session:
         limit = self._feed.total_steps
         return self._policy.stopped or (limit is not None and self.step >= limit)
 
-    def batches(self) -> Iterator[Any]:
-        """Micro batches of this dp rank until the run ends. Raises TrainingLibraryError when a step was not closed."""
+    def loader(self, **options: Any) -> DataLoader[Any]:
+        """A DataLoader over `data` in the session's order, for `batches(loader)`; `options` as of torch's DataLoader
+        (`num_workers`, `persistent_workers`, `pin_memory`, …). Raises ValueError for those that would change the order.
+        """
+        return make_loader(self._needed_data(), self.batch_sampler(), self._feed.collate, options)
+
+    def batch_sampler(self) -> OrderedBatches:
+        """Micro batches of sample ids for a DataLoader of your own; always from what was consumed on."""
+        self._needed_data()
+        return OrderedBatches(self._cursor, lambda: self._window.micro, self._feed.total_steps)
+
+    def _needed_data(self) -> Any:
         if self._feed.data is None:
             raise TrainingLibraryError(
                 "batches() needs data=: give Session.from_env a dataset, or feed the loop yourself"
             )
+        return self._feed.data
+
+    def batches(self, loader: Any = None) -> Iterator[Any]:
+        """Micro batches of this dp rank until the run ends. Raises TrainingLibraryError when a step was not closed.
+
+        `loader`: a DataLoader made by `loader()` or over `batch_sampler()`; without one, batches are read here.
+        """
+        self._needed_data()
+        fetched = iterate(loader) if loader is not None else None
         while not self.should_stop:
             step, micro = self.step, self._window.micro
             ids = self._cursor.micro_ids(micro).tolist()
             self._window.ids += ids
             self._keep_random()
-            yield self._feed.fetch(ids)
+            yield self._feed.fetch(ids) if fetched is None else next(fetched)
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
                     f"a batch was asked for after micro step {micro + 1} of {self.accumulation} in step {step + 1}"

@@ -58,7 +58,7 @@ class Buffer:
             os.pwrite(fd, pack_control(generation, state), 0)
         finally:
             os.close(fd)
-        _open_to_all(self._control)
+        open_to_all(self._control)
 
     def reserve(self, size: int) -> None:
         """Map at least `size` bytes, all allocated. Raises StagingFailed when the volume is full."""
@@ -67,11 +67,11 @@ class Buffer:
         self.release()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _allocate(fd, size, self.path)
+            allocate(fd, size, self.path)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        _open_to_all(self.path)
+        open_to_all(self.path)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.bytes.numpy()[::_PAGE] = (
             0  # fault pages in now: first stores cost 10 to 20 x memcpy (datapath T4)
@@ -83,7 +83,8 @@ class Buffer:
         self._map = None
 
 
-def _allocate(fd: int, size: int, path: Path) -> None:
+def allocate(fd: int, size: int, path: Path) -> None:
+    """`size` bytes of an open file, really there. Raises StagingFailed when the volume is full."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -96,7 +97,7 @@ def _allocate(fd: int, size: int, path: Path) -> None:
         ) from error
 
 
-def _open_to_all(path: Path) -> None:
+def open_to_all(path: Path) -> None:
     """Trainer and sidecar often run under different users (operator.md O23)."""
     with contextlib.suppress(PermissionError):  # a file that another user made before is open already
         os.chmod(path, 0o666)
@@ -114,7 +115,7 @@ def write_by_rename(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb") as file:
         file.write(data)
-    _open_to_all(temporary)
+    open_to_all(temporary)
     os.replace(temporary, path)
 
 
@@ -151,7 +152,7 @@ class Stager:
         generation = self._wait_free(deadline)[0] + 1
         self.buffer.mark(generation, BufferState.STAGING)
         self._reserve(plan.size)
-        views, sources = self.views(plan), _sources(plan, captured)
+        views, sources = self.views(plan), sources_of(plan, captured)
         _copy(views, sources)
         return generation
 
@@ -180,7 +181,8 @@ class Stager:
         return control
 
 
-def _sources(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
+def sources_of(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
+    """The live pieces that `plan` owns, in its order; views, nothing is copied."""
     sources = []
     for piece in plan.owned:
         local = captured.pieces[piece.entry].local

@@ -1,0 +1,135 @@
+"""Frozen weights on one rank: kept once, kept anew when they change after all, and what if they cannot be kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import Parts, rank_of
+from rank_world import KEYS, RankWorld, topology
+from torch import nn
+
+from trainer_sidecar.contract.checkpoint import ManifestFile
+from trainer_sidecar.contract.messages import KeepFrozen
+from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
+from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar.frozen import Frozen
+from trainer_sidecar.store.verify import read_manifest
+from trainer_sidecar.train import Session
+
+pytestmark = pytest.mark.timeout(120)
+EACH = CheckpointPolicy(interval_steps=1, interval_seconds=0, when_busy=WhenBusy.WAIT)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[RankWorld]:
+    made = RankWorld(tmp_path / "run")
+    yield made
+    made.close()
+
+
+def adapted(width: int = 600) -> Parts:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 1))
+    model[2].requires_grad_(False)
+    return Parts(model)
+
+
+def base_of(parts: Parts) -> torch.Tensor:
+    return parts.model.get_parameter("2.weight")
+
+
+def manifests(world: RankWorld, plan: Plan) -> dict[int, ManifestFile]:
+    history = world.journal.refresh()
+    points = [c for c in world.commits() if c.epoch == plan.epoch]
+    return {
+        c.step: read_manifest(world.store, KEYS, history.restore_point_of(c.checkpoint_id)) for c in points
+    }
+
+
+def kept(manifest: ManifestFile) -> tuple[str, ...]:
+    return tuple(f.sha256 for f in manifest.frozen)
+
+
+def run(
+    world: RankWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Plan,
+    steps: int,
+    parts: Parts,
+    change_at: int = 0,
+) -> dict[int, float]:
+    def each(session: Session) -> None:
+        if session.step == change_at:
+            with torch.no_grad():
+                base_of(parts).mul_(1.5)
+
+    with rank_of(world, plan, monkeypatch), parts.session(total_steps=steps) as session:
+        return parts.train(session, each)
+
+
+def test_a_base_that_was_changed_is_kept_anew_and_restored_as_it_was(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters merged into the base, as ReLoRA does. References that were inherited are given up like own ones."""
+    first = world.attempt(topology(1, 4, micro=4), checkpoint=EACH)
+    control = run(world, monkeypatch, first, 5, adapted(), change_at=3)
+    found = manifests(world, first)
+    assert kept(found[1]) == kept(found[3])
+    assert kept(found[4]) != kept(found[3])
+    assert kept(found[4]) == kept(found[5])
+    for start, changed in ((3, True), (4, False)):
+        plan = world.attempt(topology(1, 4, micro=4), _point(world, first, start), checkpoint=EACH)
+        again = adapted()
+        with rank_of(world, plan, monkeypatch), again.session(total_steps=5) as session:
+            if changed:
+                with torch.no_grad():
+                    base_of(again).mul_(1.5)
+            losses = again.train(session)
+        assert losses == {step: loss for step, loss in control.items() if step > start}
+        assert kept(manifests(world, plan)[5]) == kept(found[5])
+
+
+def _point(world: RankWorld, plan: Plan, step: int):  # type: ignore[no-untyped-def]
+    entry = next(c for c in world.commits() if (c.epoch, c.step) == (plan.epoch, step))
+    return world.journal.refresh().restore_point_of(entry.checkpoint_id)
+
+
+def test_a_small_base_is_saved_with_the_rest(world: RankWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = world.attempt(topology(1, 4, micro=4), checkpoint=EACH)
+    run(world, monkeypatch, plan, 1, adapted(width=100))
+    assert kept(manifests(world, plan)[1]) == ()
+
+
+def test_a_base_that_cannot_be_kept_fails_the_save_by_name_and_training_goes_on(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = world.attempt(topology(1, 4, micro=4), checkpoint=EACH)
+    real, refused = os.posix_fallocate, []
+
+    def full_once(fd: int, offset: int, length: int) -> None:
+        if "frozen-" in os.readlink(f"/proc/self/fd/{fd}") and not refused:
+            refused.append(length)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_once)
+    run(world, monkeypatch, plan, 3, adapted())
+    assert refused
+    assert 1 not in manifests(world, plan)
+    assert kept(manifests(world, plan)[3])
+    assert any(
+        "step 1 is not saved" in r.getMessage() and "frozen-0 needs" in r.getMessage() for r in caplog.records
+    )
+    assert not list(world.volume.rank_stage(0).glob("frozen-*"))  # the volume gets its room back
+
+
+def test_the_sidecar_takes_no_other_file(tmp_path: Path) -> None:
+    frozen = Frozen(Volume(tmp_path), None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected frozen-<number>"):
+        frozen.keep(KeepFrozen(rank=0, file="../rank-00001/buffer-0", size=1))
+    assert not frozen.reply(0, "frozen-0").known

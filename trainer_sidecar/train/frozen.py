@@ -1,0 +1,192 @@
+"""Weights that training does not change: written once per run, then referred to by digest (datapath T8).
+
+Under LoRA the base is far larger than adapters and moments. A rank puts its share of the base into a file once; the
+sidecar keeps it as `frozen/<sha256>`; every save's part refers to it. After a resume the references of the restored
+checkpoint are taken over, on any topology, so the base is not even read again. All of it happens in the background of a
+save: frozen weights may be read while training goes on, since nothing writes them.
+
+A weight that was changed after all (adapters merged into the base) is noticed by its version and digest and kept anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.checkpoint import FrozenFile, FrozenObject, Slices, Tensors
+from trainer_sidecar.train import state_digest
+from trainer_sidecar.train.capture import Captured
+from trainer_sidecar.train.describe import slice_columns, tensor_columns
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.errors import StagingFailed
+from trainer_sidecar.train.ownership import OwnershipPlan, Planner
+from trainer_sidecar.train.staging import allocate, as_bytes, open_to_all, sources_of
+
+_POLL_SECONDS = 0.1
+MIN_BYTES = 1024 * 1024
+"""Of all frozen weights together; less is saved with the rest, since a reference costs objects and round trips."""
+
+
+def split(captured: Captured) -> tuple[Captured, Captured]:
+    """(what a save stages, what is kept once); the second is empty when it would be small."""
+    frozen = [p for p in captured.pieces if p.frozen and 0 not in p.entry.shape]
+    size = sum(int(np.prod(p.entry.shape, dtype=np.int64)) * p.entry.itemsize for p in frozen)
+    if size < MIN_BYTES:
+        return captured, Captured()
+    return captured.only([p for p in captured.pieces if not p.frozen or 0 in p.entry.shape]), Captured(
+        pieces=frozen
+    )
+
+
+@dataclass
+class Kept:
+    """What this rank's parts refer to, and the digest of the frozen elements that it owns."""
+
+    names: tuple[str, ...] = ()
+    versions: tuple[int, ...] = ()
+    digest: int = 0
+    files: list[FrozenFile] = field(default_factory=list)
+    inherited: bool = False
+
+
+class FrozenWeights:
+    """This rank's share of the frozen weights."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._planner = Planner(env.rank, env.world_size)
+        self._kept: Kept | None = None
+        self._count = 0
+
+    def inherit(self, names: tuple[str, ...], digest: int, files: list[FrozenFile]) -> None:
+        """Take over the references of a restored checkpoint of this run; `files` on rank 0 only, which names them all.
+
+        `digest` is that of the elements which this rank owns.
+        """
+        self._kept = Kept(names, (), digest, files, inherited=True)
+
+    def save_failed(self) -> None:
+        """Ranks may differ in whether an inherited reference still holds: then all begin anew, not fail for ever."""
+        if self._kept is not None and self._kept.inherited:
+            self._kept = None
+
+    def plan(self, captured: Captured) -> OwnershipPlan:
+        return self._planner.plan(captured.entries)
+
+    def keep(self, captured: Captured, deadline: float) -> Kept:
+        """References to the frozen weights as they are now; blocks until they are in the store if they are new.
+
+        Raises StagingFailed when the volume is full, or the sidecar refuses, or `deadline` (monotonic) has passed.
+        """
+        if not captured.pieces:
+            return Kept()
+        names = tuple(p.entry.name for p in captured.pieces)
+        versions = tuple(_version(p.local) for p in captured.pieces)
+        kept = self._kept
+        if kept is None or (kept.names, kept.versions) != (names, versions):
+            kept = self._look_again(captured, names, deadline)
+            kept.versions = versions
+            self._kept = kept
+        return kept
+
+    def _look_again(self, captured: Captured, names: tuple[str, ...], deadline: float) -> Kept:
+        plan, kept = self.plan(captured), self._kept
+        digest = state_digest.of_live(plan, captured)
+        if kept is not None and kept.names == names and kept.digest == digest:
+            return kept
+        files = [self._store(plan, captured, deadline)] if plan.size else []
+        return Kept(names, (), digest, files)
+
+    def _store(self, plan: OwnershipPlan, captured: Captured, deadline: float) -> FrozenFile:
+        name = f"frozen-{self._count % 1000}"
+        self._count += 1
+        path = self._env.volume.rank_stage(self._env.rank) / name
+        path.unlink(missing_ok=True)
+        try:
+            _write(path, plan, captured)
+            return self._ask(name, plan, deadline)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _ask(self, name: str, plan: OwnershipPlan, deadline: float) -> FrozenFile:
+        client, rank = self._env.client, self._env.rank
+        request = m.KeepFrozen(rank=rank, file=name, size=plan.size)
+        client.tell(request)
+        while True:
+            reply = client.ask(m.AskFrozen(rank=rank, file=name), m.FrozenReply)
+            if reply.kept is not None:
+                return _file(reply.kept, tensor_columns(plan), slice_columns(plan))
+            if reply.refused:
+                raise StagingFailed(f"frozen weights of rank {rank} are not kept: {reply.refused}")
+            if time.monotonic() > deadline:
+                raise StagingFailed(
+                    f"frozen weights of rank {rank} ({plan.size} bytes) are not in the store within the save's time: "
+                    "raise checkpoint.saveTimeoutSeconds for the first save, or see the store"
+                )
+            if not reply.known:
+                client.tell(request)
+            time.sleep(_POLL_SECONDS)
+
+
+@torch.no_grad()
+def _write(path: Path, plan: OwnershipPlan, captured: Captured) -> None:
+    """The owned pieces at their offsets; the gaps between them are zeros, so that equal weights are equal bytes."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        allocate(fd, plan.size, path)
+        for owned, source in zip(plan.owned, sources_of(plan, captured), strict=True):
+            data, offset = memoryview(as_bytes(source.cpu().contiguous()).data), owned.offset
+            while data:
+                written = os.pwrite(fd, data, offset)
+                data, offset = data[written:], offset + written
+    finally:
+        os.close(fd)
+    with contextlib.suppress(OSError):
+        open_to_all(path)
+
+
+def references(opened: m.RestoreOpened, slices: Slices) -> list[FrozenFile]:
+    """The frozen objects of an open restore point with the slices that each one holds."""
+    kept = {f.name: f for f in opened.manifest.frozen}
+    rows: dict[str, list[int]] = {name: [] for name in kept}
+    for row, file in enumerate(slices.file if kept else ()):
+        if opened.files[file] in rows:
+            rows[opened.files[file]].append(row)
+    return [_reference(kept[name], opened.tensors, slices, found) for name, found in rows.items() if found]
+
+
+def _reference(kept: FrozenObject, tensors: Tensors, slices: Slices, rows: list[int]) -> FrozenFile:
+    used = sorted({slices.tensor[row] for row in rows})
+    number = {tensor: i for i, tensor in enumerate(used)}
+    mine = Tensors(
+        names=[tensors.names[t] for t in used],
+        dtypes=[tensors.dtypes[t] for t in used],
+        shapes=[tensors.shapes[t] for t in used],
+    )
+    places = Slices(
+        tensor=[number[slices.tensor[row]] for row in rows],
+        file=[0] * len(rows),
+        offset=[slices.offset[row] for row in rows],
+        length=[slices.length[row] for row in rows],
+        start=[slices.start[row] for row in rows],
+        size=[slices.size[row] for row in rows],
+    )
+    return _file(kept, mine, places)
+
+
+def _file(kept: FrozenObject, tensors: Tensors, slices: Slices) -> FrozenFile:
+    return FrozenFile(
+        sha256=kept.sha256, size=kept.size, root=kept.root, leaves=kept.leaves, tensors=tensors, slices=slices
+    )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Counts writes in place; tensors made under inference mode do not."""
+    return -1 if tensor.is_inference() else tensor._version
