@@ -210,6 +210,10 @@ def _mesh(args: argparse.Namespace, job: "EffectiveSpec | None") -> "LocalMesh":
 
 
 def _checkpoint(args: argparse.Namespace, policy: CheckpointPolicy) -> CheckpointPolicy:
+    if args.keep_last is not None and args.keep_last < 2:
+        raise ValueError(
+            f"--keep-last {args.keep_last} is below 2: a bad newest checkpoint would leave nothing"
+        )
     kept = {"keep_last": args.keep_last, "keep_every_steps": args.keep_every_steps}
     retention = _given_over((policy.retention or Retention()).model_dump(), kept)
     given = {"interval_steps": args.interval_steps, "interval_seconds": args.interval_seconds}

@@ -1,0 +1,57 @@
+"""Options of `rtj run`, as the run's settings: what stays of the checkpoints, and where a fork starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from rtj_operator.api import parse_job
+from rtj_operator.api.effective import OperatorDefaults, effective
+from trainer_sidecar.cli import build_parser
+from trainer_sidecar.commands.run import settings_of
+from trainer_sidecar.contract.plan import Retention
+from trainer_sidecar.run.local_plan import RunSettings
+from trainer_sidecar.store.forks import Fork
+
+
+def settings(*options: str) -> RunSettings:
+    return settings_of(build_parser().parse_args(["run", "--store", "file:///x", *options, "--", "train.py"]))
+
+
+def test_retention_is_on_by_default_and_options_change_it() -> None:
+    assert settings().checkpoint.retention == Retention(keep_last=3, keep_every_steps=0)
+    chosen = settings("--keep-last", "5", "--keep-every-steps", "1000").checkpoint.retention
+    assert chosen == Retention(keep_last=5, keep_every_steps=1000)
+
+
+def test_keeping_less_than_two_is_refused() -> None:
+    with pytest.raises(ValueError, match="--keep-last 1 is below 2"):
+        settings("--keep-last", "1")
+
+
+def test_a_fork_names_a_run_and_maybe_its_checkpoint() -> None:
+    assert settings().fork is None
+    assert settings("--resume-from", "base").fork == Fork("local", "base")
+    one = "000000000005-0000000001-0123abcd"
+    assert settings("--resume-from", f"base/{one}").fork == Fork("local", "base", one)
+    for wrong in ("../x", "base/newest"):
+        with pytest.raises(ValueError, match=r"cannot be part of a store key|is not a checkpoint id"):
+            settings("--resume-from", wrong)
+
+
+def test_a_jobs_retention_travels_in_its_plan() -> None:
+    checkpoint = {"store": {"url": "s3://bucket/x"}, "retention": {"keepLast": 4, "keepEverySteps": 50}}
+    container = {"name": "trainer", "image": "x", "command": ["train.py"]}
+    job = parse_job(
+        {
+            "metadata": {"name": "sft", "namespace": "ns", "uid": "u", "generation": 1},
+            "spec": {
+                "nodes": 1,
+                "batch": {"globalBatchSize": 1},
+                "checkpoint": checkpoint,
+                "template": {"spec": {"containers": [container]}},
+            },
+        }
+    )
+    assert effective(job, OperatorDefaults()).checkpoint.retention == Retention(
+        keep_last=4, keep_every_steps=50
+    )
