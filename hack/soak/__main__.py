@@ -35,10 +35,15 @@ def main(argv: list[str]) -> int:
         parser.error(f"--schedules {args.schedules} is below 1")
 
     from hack.soak.campaign import Campaign
+    from hack.soak.server import ServerError
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, the tally is told
 
-    return Campaign(args.schedules, args.seed, args.out, quiet=args.quiet).run()
+    try:
+        return Campaign(args.schedules, args.seed, args.out, quiet=args.quiet).run()
+    except ServerError as exc:
+        print(f"soak: {exc}", file=sys.stderr)
+        return 1
 
 
 def outage_drills(seconds: float) -> int:

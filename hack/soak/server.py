@@ -11,6 +11,10 @@ from pathlib import Path
 ACCESS, SECRET, BUCKET = "rtj-soak", "rtj-soak-secret", "rtj-soak"
 
 
+class ServerError(Exception):
+    """The S3 server cannot be started; the message says what to do."""
+
+
 class Server:
     """Started by `start`; `stop` ends it. Its data lives in `folder`."""
 
@@ -21,7 +25,7 @@ class Server:
         self.endpoint = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Returns once it listens. Raises RuntimeError when it ends instead, or there is no binary."""
+        """Returns once it listens. Raises ServerError when it ends instead, or there is no binary."""
         (self._folder / "data" / BUCKET).mkdir(parents=True)
         (self._folder / "meta").mkdir()
         with (self._folder / "log").open("ab") as log:
@@ -37,14 +41,14 @@ class Server:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(
+                raise ServerError(
                     f"the S3 server ended with {self._process.returncode}, see {self._folder}/log"
                 )
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.02)
-        raise RuntimeError(f"the S3 server does not listen on port {self.port} after 20 s")
+        raise ServerError(f"the S3 server does not listen on port {self.port} after 20 s")
 
     def stop(self) -> None:
         """End the server, whatever it does."""
@@ -74,5 +78,5 @@ def _binary() -> str:
     cache = Path(os.environ.get("RTJ_CACHE") or Path.home() / ".cache" / "rtj")
     found = [Path(named)] if named else sorted(cache.glob("bin/*/versitygw"), key=lambda p: p.stat().st_mtime)
     if not found:
-        raise RuntimeError(f"no versitygw below {cache}/bin: build it with `make cluster-build`")
+        raise ServerError(f"no versitygw below {cache}/bin: build it with `make cluster-build`")
     return str(found[-1])
