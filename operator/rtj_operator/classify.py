@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rtj_operator.decide.observed import PodView
+from rtj_operator.text import printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.restore_fault import parse_restore_fault
@@ -342,16 +343,12 @@ def _text(outcome: Outcome) -> str:
     """The first failing rank, how it ended and the last line of its error."""
     failure = outcome.failure
     if failure is None:
-        return printable(outcome.message) or outcome.kind.value
+        return printable(outcome.message[:4096]) or outcome.kind.value
     how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    last = printable(failure.error).strip().splitlines()[-1] if failure.error.strip() else ""
+    lines = printable(failure.error[-4096:]).strip().splitlines()
+    last = lines[-1] if lines else ""
     return f"rank {failure.rank} ended with {how}" + (f": {last}" if last else "")
 
 
 def _traceback(outcome: Outcome) -> str:
-    return printable(outcome.failure.error)[-TRACEBACK_CHARS:].strip() if outcome.failure else ""
-
-
-def printable(text: str) -> str:
-    """A pod's text as a terminal may show it: control characters, which could be commands to it, become spaces."""
-    return "".join(c if c == "\n" or c.isprintable() else " " for c in text)
+    return printable(outcome.failure.error[-TRACEBACK_CHARS:]).strip() if outcome.failure else ""

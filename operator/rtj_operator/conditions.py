@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from rtj_operator.api.status import Condition
+from rtj_operator.text import printable
 
 
 class ConditionType(StrEnum):
@@ -286,7 +287,7 @@ def set_condition(
         observed_generation=generation,
         last_transition_time=since,
         reason=verdict.reason.value,
-        message=verdict.message[:4096],
+        message=printable(verdict.message[:4096]),
     )
     if old is None:
         return [*conditions, new]

@@ -12,9 +12,11 @@ from datetime import UTC, datetime
 from rtj_operator.api.names import API_VERSION_FULL, KIND
 from rtj_operator.decide.actions import Event
 from rtj_operator.kube import EVENTS, FIELD_MANAGER, AlreadyExists, Kube, KubeError, Object
+from rtj_operator.text import in_bytes, printable
 
 log = logging.getLogger(__name__)
 MOST_NOTE = 1024
+"""Bytes; with more the API server refuses the event."""
 MOST_REMEMBERED = 4096
 
 
@@ -62,7 +64,7 @@ def event_body(job: Object, event: Event, instance: str, now: float) -> Object:
         "type": "Warning" if event.warning else "Normal",
         "reason": str(event.reason),
         "action": str(event.reason),
-        "note": event.message[:MOST_NOTE],
+        "note": in_bytes(printable(event.message[:MOST_NOTE]), MOST_NOTE),
         "reportingController": f"resumabletraining.io/{FIELD_MANAGER}",
         "reportingInstance": instance[:128],
         "regarding": {

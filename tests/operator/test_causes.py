@@ -9,12 +9,13 @@ import pytest
 from operator_values import EPOCH, NOW, Situation, end_report, job, pod, rooms, running, sidecar
 
 from rtj_operator.api import JobStatus, Phase
-from rtj_operator.classify import End, attempt_end, printable
+from rtj_operator.classify import End, attempt_end
 from rtj_operator.conditions import ConditionType, find
 from rtj_operator.decide import Decision
 from rtj_operator.decide.actions import CreateJob, FenceAndPublish
 from rtj_operator.decide.observed import ContainerEnd, PodView
 from rtj_operator.podview import pod_view
+from rtj_operator.text import printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
 

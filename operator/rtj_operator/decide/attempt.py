@@ -34,6 +34,7 @@ from rtj_operator.decide.place import new_placement, released
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from rtj_operator.text import count
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
@@ -355,7 +356,7 @@ def _hung(view: View) -> End | None:
             )
         return None
     limit = restart.hang_timeout_seconds
-    if progress is None or seen.progress is None or seen.progress.step != progress.step:
+    if progress is None or seen.progress is None or count(seen.progress.step) != progress.step:
         return None
     waited = view.now - max(progress.time, attempt.started_at).timestamp()
     if waited > limit:

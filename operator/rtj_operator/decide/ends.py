@@ -11,6 +11,7 @@ from rtj_operator.classify import DRAINED, SIDECAR_OOM, STORE_UNAVAILABLE, End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Event, PublishOrder
 from rtj_operator.decide.view import Step, View, ids, told
+from rtj_operator.text import count, printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
 
@@ -164,10 +165,10 @@ def _closed(records: list[AttemptRecord], end: End, now: datetime) -> list[Attem
         update={
             "ended_at": now,
             "outcome": end.outcome,
-            "message": end.message[:1024],
+            "message": printable(end.message[:1024]),
             "node": end.node or None,
             "traceback": end.traceback or None,
-            "last_step": end.step if end.step is not None else records[-1].last_step,
+            "last_step": count(end.step) if end.step is not None else records[-1].last_step,
         }
     )
     return [*records[:-1], last]

@@ -23,6 +23,7 @@ from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
+from rtj_operator.text import count, printable
 from trainer_sidecar.contract.status import PhaseTimes, SidecarStatus, TrainerState
 
 PROGRESS_SECONDS = 60.0
@@ -52,10 +53,10 @@ def with_commits(view: View) -> JobStatus:
     if commit is None or (known is not None and commit.sequence <= known.sequence):
         return status
     newest = CommitStatus(
-        step=commit.step,
-        samples=commit.samples,
-        checkpoint_id=commit.checkpoint_id[:64],
-        sequence=commit.sequence,
+        step=count(commit.step),
+        samples=count(commit.samples),
+        checkpoint_id=printable(commit.checkpoint_id[:64]),
+        sequence=count(commit.sequence),
         time=_moment(commit.time, view),
     )
     attempt = status.attempt
@@ -115,11 +116,15 @@ def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
     old = status.progress
     if old is not None and not changed and view.since(old.time) < PROGRESS_SECONDS:
         return status
-    if old is not None and old.step == now.step and not changed:
+    if old is not None and old.step == count(now.step) and not changed:
         return status  # its time says since when there has been no step
-    when = old.time if old is not None and old.step == now.step else view.time
+    when = old.time if old is not None and old.step == count(now.step) else view.time
     progress = ProgressStatus(
-        step=now.step, epoch=now.epoch, samples=now.samples, loss=_number(now.loss), time=when
+        step=count(now.step),
+        epoch=count(now.epoch),
+        samples=count(now.samples),
+        loss=_number(now.loss),
+        time=when,
     )
     point = _recovery(status, progress, view)
     return status.model_copy(update={"progress": progress, "recovery_point": point})
@@ -169,12 +174,12 @@ def _with_resume(status: JobStatus, seen: SidecarStatus) -> JobStatus:
         return status
     resume = ResumeStatus(
         attempt=attempt.number,
-        step=report.step,
+        step=count(report.step),
         verified=report.verified,
         loss_delta=_number(report.loss_delta),
         resharded=report.resharded,
         checks=len(report.checks),
-        failed_checks=[c.name[:128] for c in report.checks if not c.passed][:32],
+        failed_checks=[printable(c.name[:128]) for c in report.checks if not c.passed][:32],
     )
     return status.model_copy(update={"resume": resume})
 

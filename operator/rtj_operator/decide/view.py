@@ -7,6 +7,7 @@ from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
 from rtj_operator.classify import End, Leaving, attempt_end
 from rtj_operator.decide.actions import Action, Event
 from rtj_operator.decide.observed import JobView, Observed, PodView
+from rtj_operator.text import printable
 from trainer_sidecar.contract.plan import Plan
 
 POLL_SECONDS = 3.0
@@ -152,7 +153,7 @@ class Step:
 
 def told(status: JobStatus, phase: Phase, reason: str, message: str) -> JobStatus:
     """The status with what the operator is doing, in a word and a sentence."""
-    return status.model_copy(update={"phase": phase, "reason": reason, "message": message[:4000]})
+    return status.model_copy(update={"phase": phase, "reason": reason, "message": printable(message[:4000])})
 
 
 def ids(pods: tuple[PodView, ...]) -> tuple[tuple[str, str], ...]:
