@@ -44,6 +44,8 @@ from trainer_sidecar.store.journal import Journal, JournalError, JournalLostErro
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
+from trainer_sidecar.store.reread import confirmed
+from trainer_sidecar.store.verify import FormatTooNewError
 
 log = logging.getLogger(__name__)
 APPEND_TIMEOUT = 30.0
@@ -157,7 +159,7 @@ def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
     with kept.lock:
         try:
             fenced = _fence(stores, kept.journal, order)
-        except (StoreError, FenceError, JournalError, PlanRefused, ValueError) as exc:
+        except (StoreError, FenceError, JournalError, FormatTooNewError, PlanRefused, ValueError) as exc:
             stores.forget(kept)
             raise trouble(exc) from exc
         lineage = [m.checkpoint_id for m in kept.journal.history.lineage][:10]
@@ -169,11 +171,35 @@ def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
     if not history.attempts:
         stores.require_sound(journal.store)
     if order.bad is not None and _may_accuse(history, order):
-        accuse(journal, order.bad, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
+        _accuse(journal, order, order.bad)
     fenced = fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
     if order.spec.resume_from is not None:
         _release_source(journal, order)
     return fenced
+
+
+def _accuse(journal: Journal, order: FenceOrder, bad: RestoreFault) -> None:
+    """Quarantine what a restore found bad, once this process has found it bad as well (R24).
+
+    The accusation is text that the trainer's container can write, and a machine with bad memory finds every checkpoint
+    bad. A verdict that is dropped shows in the plan: the next attempt starts from the same point.
+    """
+    history = journal.history
+    if not history.restorable(bad.checkpoint_id):
+        return  # retired or quarantined meanwhile (R21)
+    point = history.restore_point_of(bad.checkpoint_id)
+    keys = RunKeys(point.source.namespace, point.source.run_id) if point.source else journal.keys
+    found = confirmed(journal.store, keys, point, bad)
+    if found is None:
+        log.warning(
+            "%s/%s: checkpoint %s is not quarantined, read again it is as it should be: %s",
+            order.spec.namespace,
+            order.spec.name,
+            bad.checkpoint_id,
+            bad.reason,
+        )
+        return
+    accuse(journal, found, owner=_owner(order), writer=order.writer, timeout=APPEND_TIMEOUT)
 
 
 def _release_source(journal: Journal, order: FenceOrder) -> None:
@@ -258,6 +284,7 @@ def trouble(exc: Exception) -> FenceTrouble:
         (ForkSourceError, Reason.FORK_SOURCE_UNUSABLE, True),
         (NothingRestorableError, Reason.NOTHING_RESTORABLE, True),
         (JournalLostError, Reason.JOURNAL_LOST, False),
+        (FormatTooNewError, Reason.SCHEMA_MISMATCH, False),
         (PlanRefused, Reason.TRANSITION_BLOCKED, False),
         (AccessDeniedError, Reason.STORE_ACCESS_DENIED, False),
         (ClockSkewError, Reason.CLOCK_SKEWED, False),

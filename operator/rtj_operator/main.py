@@ -105,7 +105,7 @@ async def run(options: argparse.Namespace) -> None:
         on_restart=runtime.metrics.watch_restarts.inc,
     )
     elector = elector_of(options, kube)
-    work = asyncio.create_task(_lead(elector, kube, runtime, supervisor))
+    work = asyncio.create_task(lead(elector, kube, runtime, supervisor))
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +179,7 @@ def elector_of(options: argparse.Namespace, kube: Kube) -> Elector | None:
     return Elector(kube, namespace, name, f"{host}_{uuid.uuid4().hex[:12]}")
 
 
-async def _lead(elector: Elector | None, kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:
+async def lead(elector: Elector | None, kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:
     """Work; with an elector only while it leads. Raises LostLeadership."""
     if elector is None:
         await _work(kube, runtime, supervisor)
@@ -187,12 +187,15 @@ async def _lead(elector: Elector | None, kube: Kube, runtime: Runtime, superviso
     runtime.standby, runtime.leading = True, lambda: elector.leading
     await elector.wait()
     runtime.standby = False
+    lost: LostLeadership | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_work(kube, runtime, supervisor))
             tasks.create_task(elector.keep())
     except* LostLeadership as group:
-        raise LostLeadership(str(group.exceptions[0])) from None
+        lost = next(exc for exc in group.exceptions if isinstance(exc, LostLeadership))
+    if lost is not None:  # raised in there it would come out as a group
+        raise lost
 
 
 async def _work(kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:

@@ -185,11 +185,17 @@ def test_an_order_reaches_the_pods_that_did_not_hear_it() -> None:
     assert [o.pods for o in orders(half)] == [(("sft-p1-1", "uid-p1-1"),)]
 
 
-def test_a_drain_that_does_not_end_is_ended_at_its_deadline() -> None:
+def test_a_drain_that_does_not_end_shows_its_stacks_at_its_deadline_and_is_ended() -> None:
     scaled = running().wanting(nodes=1, sizes=(1,))
     draining = scaled.after(scaled.decide())
     assert not creates(draining.later(119))
-    assert creates(draining.later(121)) == [CreateJob(2, 1)]
+    late = draining.later(121)
+    asks = late.decide()
+    assert [(a.plan.dump_stacks, a.plan.order) for a in asks.actions if isinstance(a, PublishPlan)] == [
+        (1, Order.SAVE_AND_EXIT)
+    ]
+    assert "did not save and exit within 120 s" in asks.events[0].message
+    assert creates(late.after(asks).later(6)) == [CreateJob(2, 1)]
 
 
 def test_training_that_finishes_while_it_drains_is_complete() -> None:

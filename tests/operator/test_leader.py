@@ -10,6 +10,7 @@ from fake_kube import FakeKube
 
 from rtj_operator.elector import Elector, LostLeadership
 from rtj_operator.kube import LEASES, Object, Unavailable
+from rtj_operator.main import elector_of, lead, parse
 
 
 class Clock:
@@ -143,3 +144,61 @@ def test_two_that_reach_for_a_free_lease_at_once_do_not_both_get_it() -> None:
         assert not await first.try_once()
 
     asyncio.run(race())
+
+
+class Paced(Clock):
+    """A clock that stands still until the test lets it go."""
+
+    step = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds * self.step
+        await asyncio.sleep(0.001)
+
+
+class Works:
+    """Stands in for the runtime and for the watches: says whether it was begun and ended."""
+
+    standby, namespaces = False, ()
+    begun = ended = False
+
+    def leading(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        self.begun = True
+
+    async def run(self) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            self.ended = True
+
+
+def test_the_process_works_only_while_it_leads_and_ends_when_it_does_not() -> None:
+    async def life() -> None:
+        kube, clock = Flaky(), Paced()
+        other = candidate(kube, "b", clock)
+        await other.try_once()
+        works = Works()
+        task = asyncio.create_task(lead(candidate(kube, "a", clock), kube, works, works))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert works.standby
+        assert not works.begun
+        await other.release()
+        while not works.begun:
+            await asyncio.sleep(0.001)
+        assert not works.standby
+        kube.away, clock.step = True, 1.0
+        with pytest.raises(LostLeadership):
+            await asyncio.wait_for(task, 5)
+        assert works.ended
+
+    asyncio.run(life())
+
+
+def test_without_a_lease_there_is_no_election_and_a_bad_name_is_refused() -> None:
+    assert elector_of(parse([]), FakeKube()) is None
+    assert elector_of(parse(["--leader-lease", "rtj/operator"]), FakeKube()) is not None
+    with pytest.raises(ValueError, match="must be namespace/name"):
+        elector_of(parse(["--leader-lease", "operator"]), FakeKube())

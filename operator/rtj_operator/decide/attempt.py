@@ -59,7 +59,7 @@ def attempt_ended(view: View) -> Step | None:
     """What follows when ranks or pods of the placement have ended."""
     end = view.end or _job_failed(view)
     if end is None and (hung := _hung(view)) is not None:
-        if (step := _stacks_first(view, hung)) is not None:
+        if (step := stacks_first(view, hung)) is not None:
             return step
         end = replace(hung, message=f"{hung.message}; stacks of the ranks: see the trainers' logs")
     if end is None:
@@ -318,7 +318,7 @@ def _job_failed(view: View) -> End | None:
     return End(Cause.POD_LOST, Cause.POD_LOST.value, text, False)
 
 
-def _stacks_first(view: View, hung: End) -> Step | None:
+def stacks_first(view: View, hung: End) -> Step | None:
     """All ranks' stacks go to their logs before they are killed; None once they have had the time for it."""
     attempt, plan = view.status.attempt, view.plan
     if attempt is None or plan is None:
@@ -336,7 +336,7 @@ def _stacks_first(view: View, hung: End) -> Step | None:
 
 
 def _asking(plan: Plan, attempt: AttemptStatus) -> Plan:
-    return plan.model_copy(update={"dump_stacks": attempt.stacks})
+    return plan.model_copy(update={"dump_stacks": attempt.stacks, "order": attempt.order})
 
 
 def _hung(view: View) -> End | None:

@@ -4,6 +4,7 @@ from rtj_operator.api import JobStatus, Phase
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
+from rtj_operator.decide.attempt import stacks_first
 from rtj_operator.decide.ends import complete, fail, record_end
 from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
@@ -48,13 +49,9 @@ def draining(view: View) -> Step | None:
     if isinstance(end, End):
         return drained(view, end)
     if view.since(attempt.ordered_at) > view.want.exit_grace:
-        late = End(
-            _CAUSES.get(attempt.order_reason or "", Cause.OPERATOR),
-            "Stopped",
-            "did not save and exit in time",
-            False,
-        )
-        return drained(view, late)
+        text = f"the ranks did not save and exit within {view.want.exit_grace:.0f} s of the order"
+        late = End(_CAUSES.get(attempt.order_reason or "", Cause.OPERATOR), "Stopped", text, False)
+        return stacks_first(view, late) or drained(view, late)
     deaf = tuple(
         p for p in view.standing if p.plan and p.plan.epoch == attempt.epoch and p.plan.order is Order.RUN
     )
