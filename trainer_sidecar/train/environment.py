@@ -21,6 +21,7 @@ from trainer_sidecar.contract import CONTRACT_VERSION, messages
 from trainer_sidecar.contract import volume as v
 from trainer_sidecar.contract.plan import STACKS_SIGNAL, Plan
 from trainer_sidecar.contract.topology import Mesh
+from trainer_sidecar.train import embedded
 from trainer_sidecar.train.errors import EnvironmentMissing
 from trainer_sidecar.train.sidecar_client import SidecarClient
 
@@ -94,6 +95,7 @@ def leave() -> None:
 def _join(env: Mapping[str, str], device: str | None) -> Environment:
     faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # also while a rank hangs in a collective
     seat = Seat.read(env)
+    embedded.start_again(env, seat.world_size)
     plan, volume = read_plan(env, seat), v.Volume(Path(env.get(v.ENV_VOLUME, "")))
     _check_world(plan, seat)
     where = _device(device, seat)
@@ -122,7 +124,8 @@ def read_plan(env: Mapping[str, str], seat: Seat) -> Plan:
     if not path or not env.get(v.ENV_VOLUME):
         raise EnvironmentMissing(
             f"{v.ENV_PLAN} or {v.ENV_VOLUME} is not set (rank {seat.rank} of {seat.world_size}): start the script with "
-            f"'rtj run --nproc {seat.world_size} --store file:///path -- train.py', or as a ResumableTrainingJob"
+            f"'rtj run --nproc {seat.world_size} --store file:///path -- train.py', or as a ResumableTrainingJob; a "
+            f"script of one process starts itself so when {v.ENV_STORE_URL} is set (not in a notebook)"
         )
     plan = Plan.model_validate_json(Path(path).read_bytes())
     if plan.contract_version != CONTRACT_VERSION:
