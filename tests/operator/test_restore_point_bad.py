@@ -23,7 +23,7 @@ from trainer_sidecar.contract.journal import Cause, ObjectRef, Owner, Quarantine
 from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.restore_fault import Evidence, RestoreFault, parse_restore_fault
-from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.base import Store, UnavailableError
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.memory import MemoryStore
 
@@ -122,7 +122,34 @@ class OneStore(Stores):
         return self.store
 
 
-def order(nonce: str, bad: str = "") -> FenceOrder:
+class Rotting(MemoryStore):
+    """Its HEAD says of damaged objects what it always said, as a disk that flips a bit does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.damaged: set[str] = set()
+
+    def get(self, key: str) -> bytes:
+        data = super().get(key)
+        return bytes([data[0] ^ 1]) + data[1:] if key in self.damaged else data
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self.get(key)[offset : offset + length]
+
+
+def damage(stores: OneStore, bad: str, name: str = "rank-00001.distcp") -> None:
+    """Other bytes in an object of a checkpoint of `ns/sft`."""
+    assert isinstance(stores.store, Rotting)
+    stores.store.damaged.add(RunKeys("ns", "sft").checkpoint(bad) + name)
+
+
+def accusation(bad: str, name: str = "rank-00001.distcp", word: str = "ChecksumMismatch") -> str:
+    """What a rank says of leaf 0 of an object."""
+    key = RunKeys("ns", "sft").checkpoint(bad) + name
+    return f"pod p: {word}: {Evidence(key, 'SHA-256 aa in leaf 0 (bytes 0 to 16)', 'SHA-256 bb', 2)}"
+
+
+def order(nonce: str, bad: str = "", said: str = "") -> FenceOrder:
     job = parse_job(job_object())
     pods = (pod(0), pod(1))
     return FenceOrder(
@@ -132,12 +159,95 @@ def order(nonce: str, bad: str = "") -> FenceOrder:
         nodes=2,
         pods=pods,
         writer="operator/test",
-        bad=parse_restore_fault(f"ChecksumMismatch: {bad}", bad) if bad else None,
+        bad=parse_restore_fault(said or accusation(bad), bad) if bad else None,
     )
 
 
+def committed(stores: OneStore, *steps: int) -> list[str]:
+    """Attempt 1 with a commit at each of these steps; their ids."""
+    fenced, _ = fence(stores, order("nonce-1"))
+    keys = RunKeys("ns", "sft")
+    return [
+        world.save(stores.store, fenced, step, Journal(stores.store, keys), keys).checkpoint_id
+        for step in steps
+    ]
+
+
+def quarantined(stores: OneStore) -> list[str]:
+    return list(Journal(stores.store, RunKeys("ns", "sft")).read().quarantined)
+
+
+@pytest.mark.parametrize(
+    "name", ["rank-00001.distcp", "index.json", "parts/rank-00000.json", "parts/rank-00000.hash", ""]
+)
+@pytest.mark.parametrize("word", ["ChecksumMismatch", "NotFound"])
+def test_an_accusation_that_the_operators_own_read_does_not_bear_out_is_dropped(name: str, word: str) -> None:
+    stores = OneStore(Rotting())
+    (only,) = committed(stores, 1)
+    said = accusation(only, name, word) if name else f"{word}: nothing is named"
+    fenced, plan = fence(stores, order("nonce-2", bad=only, said=said))
+    assert not quarantined(stores)
+    assert fenced.restore is not None
+    assert plan.restore is not None
+    assert plan.restore.checkpoint_id == only
+
+
+@pytest.mark.parametrize(
+    "name", ["rank-00001.distcp", "index.json", "parts/rank-00000.json", "parts/rank-00000.hash"]
+)
+def test_what_the_operator_finds_bad_as_well_is_quarantined(name: str) -> None:
+    stores = OneStore(Rotting())
+    older, newer = committed(stores, 1, 2)
+    damage(stores, newer, name)
+    _, plan = fence(stores, order("nonce-2", bad=newer, said=accusation(newer, name)))
+    assert quarantined(stores) == [newer]
+    assert plan.restore is not None
+    assert plan.restore.checkpoint_id == older
+    entry = next(
+        e for e in Journal(stores.store, RunKeys("ns", "sft")).read().entries if isinstance(e, Quarantined)
+    )
+    assert entry.file == name
+    assert "read again" in entry.reason
+
+
+def test_a_missing_object_is_looked_for_again_before_it_counts() -> None:
+    stores = OneStore(Rotting())
+    older, newer = committed(stores, 1, 2)
+    stores.store.delete([RunKeys("ns", "sft").checkpoint(newer) + "rank-00001.distcp"])
+    said = accusation(newer, word="NotFound")
+    assert fence(stores, order("nonce-2", bad=newer, said=said))[1].restore is not None
+    assert quarantined(stores) == [newer]
+    assert older not in quarantined(stores)
+
+
+def test_other_damage_than_the_accused_leaf_accuses_nobody() -> None:
+    stores = OneStore(Rotting())
+    (only,) = committed(stores, 1)
+    damage(stores, only, "rank-00000.distcp")
+    fence(stores, order("nonce-2", bad=only, said=accusation(only, "rank-00001.distcp")))
+    fence(stores, order("nonce-3", bad=only, said=accusation(only, "../../other/run/rank-00000.distcp")))
+    assert not quarantined(stores)
+
+
+class Away(MemoryStore):
+    """Ranges cannot be read now."""
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        raise UnavailableError("connection refused")
+
+
+def test_a_store_that_is_away_at_the_second_look_delays_the_attempt_and_judges_nothing() -> None:
+    stores = OneStore(Away())
+    (only,) = committed(stores, 1)
+    with pytest.raises(FenceTrouble) as trouble:
+        fence(stores, order("nonce-2", bad=only))
+    assert trouble.value.reason is Reason.STORE_UNAVAILABLE
+    history = Journal(stores.store, RunKeys("ns", "sft")).read()
+    assert (len(history.attempts), list(history.quarantined)) == (1, [])
+
+
 def test_the_fence_quarantines_and_picks_the_one_before_until_none_is_left() -> None:
-    stores, keys = OneStore(MemoryStore()), RunKeys("ns", "sft")
+    stores, keys = OneStore(Rotting()), RunKeys("ns", "sft")
     fenced, _ = fence(stores, order("nonce-1"))
     ids = [
         world.save(stores.store, fenced, step, Journal(stores.store, keys), keys).checkpoint_id
@@ -146,6 +256,8 @@ def test_the_fence_quarantines_and_picks_the_one_before_until_none_is_left() -> 
     second, _ = fence(stores, order("nonce-2"))
     assert second.restore is not None
     assert second.restore.checkpoint_id == ids[1]
+    for damaged in ids:
+        damage(stores, damaged)
     third, made = fence(stores, order("nonce-3", bad=ids[1]))
     assert made.restore is not None
     assert made.restore.checkpoint_id == ids[0]

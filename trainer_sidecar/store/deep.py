@@ -19,7 +19,9 @@ _READ = 32 * LEAF_SIZE
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """Whole leaves of an object, at most 8 MiB, with the digests that prove them."""
+
     key: str
     offset: int
     length: int
@@ -41,16 +43,16 @@ def verify_bytes(
     manifest = read_manifest(store, keys, point)
     documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
     documents += [(keys.part(manifest.checkpoint_id, s.rank), s.part) for s in manifest.shards]
-    looks = fan_out(lambda d: seen_twice(lambda: _look_document(store, *d)), documents, parallel)
+    looks = fan_out(lambda d: seen_twice(lambda: look_document(store, *d)), documents, parallel)
     _raise_first(keys, point, looks)
-    pieces: list[_Piece] = []
-    for found in fan_out(lambda f: _pieces(store, f), _files(keys, manifest), parallel):
+    pieces: list[Piece] = []
+    for found in fan_out(lambda f: _pieces(store, f), files_of(keys, manifest), parallel):
         if isinstance(found, Problem):
             raise bad_checkpoint(keys, point.checkpoint_id, found)
         pieces += found
 
-    def prove(piece: _Piece) -> Problem | None:
-        problem = seen_twice(lambda: _look_piece(store, piece))
+    def prove(piece: Piece) -> Problem | None:
+        problem = seen_twice(lambda: look_piece(store, piece))
         progress(piece.length)
         return problem
 
@@ -64,7 +66,8 @@ def _raise_first(keys: RunKeys, point: RestorePoint, problems: Iterable[Problem 
             raise bad_checkpoint(keys, point.checkpoint_id, problem)
 
 
-def _look_document(store: Store, key: str, ref: ObjectRef) -> Problem | None:
+def look_document(store: Store, key: str, ref: ObjectRef) -> Problem | None:
+    """What is wrong with an object that its size and digest prove; None when nothing is. Raises StoreError."""
     try:
         data = store.get(key)
     except NotFoundError:
@@ -78,7 +81,7 @@ def _look_document(store: Store, key: str, ref: ObjectRef) -> Problem | None:
 
 
 @dataclass(frozen=True)
-class _File:
+class HashedFile:
     """A shard or a frozen object, and the leaf file that proves it."""
 
     key: str
@@ -88,22 +91,23 @@ class _File:
     leaves: ObjectRef
 
 
-def _files(keys: RunKeys, manifest: ManifestFile) -> list[_File]:
+def files_of(keys: RunKeys, manifest: ManifestFile) -> list[HashedFile]:
+    """Every object of a checkpoint that hash leaves prove."""
     at = manifest.checkpoint_id
     shards = [
-        _File(keys.checkpoint(at) + s.name, keys.leaves(at, s.rank), s.size, s.root, s.leaves)
+        HashedFile(keys.checkpoint(at) + s.name, keys.leaves(at, s.rank), s.size, s.root, s.leaves)
         for s in manifest.shards
     ]
     return shards + [
-        _File(keys.frozen(f.sha256), keys.frozen_leaves(f.sha256), f.size, f.root, f.leaves)
+        HashedFile(keys.frozen(f.sha256), keys.frozen_leaves(f.sha256), f.size, f.root, f.leaves)
         for f in manifest.frozen
     ]
 
 
-def _pieces(store: Store, file: _File) -> list[_Piece] | Problem:
+def _pieces(store: Store, file: HashedFile) -> list[Piece] | Problem:
     """What to read of a file, with the leaf digests that prove it; the leaf file is proven by digest and root."""
     key = file.leaves_key
-    problem = seen_twice(lambda: _look_document(store, key, file.leaves))
+    problem = seen_twice(lambda: look_document(store, key, file.leaves))
     if problem is not None:
         return problem
     leaves = store.get(key)
@@ -115,12 +119,13 @@ def _pieces(store: Store, file: _File) -> list[_Piece] | Problem:
         return Problem("bytes", key, f"tree root {file.root}", root)
     per_read = _READ // LEAF_SIZE * 32
     return [
-        _Piece(file.key, offset, min(_READ, file.size - offset), leaves[i * per_read : (i + 1) * per_read])
+        Piece(file.key, offset, min(_READ, file.size - offset), leaves[i * per_read : (i + 1) * per_read])
         for i, offset in enumerate(range(0, file.size, _READ))
     ]
 
 
-def _look_piece(store: Store, piece: _Piece) -> Problem | None:
+def look_piece(store: Store, piece: Piece) -> Problem | None:
+    """What is wrong with these bytes; None when nothing is. Raises StoreError."""
     wish = (
         f"the bytes of leaves {piece.offset // LEAF_SIZE} to {(piece.offset + piece.length - 1) // LEAF_SIZE}"
     )

@@ -57,7 +57,7 @@ def verify_ingest(store: Store, keys: RunKeys, point: RestorePoint, *, parallel:
     """
     manifest = read_manifest(store, keys, point)
     expected = objects_of(keys, manifest)
-    for problem in fan_out(lambda e: seen_twice(lambda: _look(store, e)), expected, parallel):
+    for problem in fan_out(lambda e: seen_twice(lambda: look_object(store, e)), expected, parallel):
         if problem is not None:
             raise bad_checkpoint(keys, point.checkpoint_id, problem)
     return manifest
@@ -124,7 +124,8 @@ class Problem:
     found: str
 
 
-def _look(store: Store, expected: Expected) -> Problem | None:
+def look_object(store: Store, expected: Expected) -> Problem | None:
+    """What HEAD finds wrong with an object; None when nothing is. Raises StoreError."""
     wish = f"{expected.size} bytes" + (f" with SHA-256 {expected.sha256}" if expected.sha256 else "")
     try:
         info = store.head(expected.key)

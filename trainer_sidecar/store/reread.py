@@ -1,0 +1,143 @@
+"""A second opinion on an accused checkpoint: its named object is read again, by somebody else than the accuser (R24).
+
+An accusation reaches the operator as text that the trainer's container can write, and a machine with bad memory or a
+bug in the library finds every checkpoint bad. So only what this read finds wrong as well, with digests from the journal
+down, may lead to a quarantine. It reads the object that the accusation names and what proves that, nothing else.
+"""
+
+import re
+from dataclasses import dataclass
+
+from trainer_sidecar.contract.checkpoint import Index, ManifestFile, tree_root
+from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
+from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
+from trainer_sidecar.contract.restore_fault import RestoreFault
+from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.deep import HashedFile, Piece, files_of, look_document, look_piece
+from trainer_sidecar.store.verify import (
+    BadCheckpointError,
+    Expected,
+    Problem,
+    bad_checkpoint,
+    look_object,
+    read_manifest,
+    seen_twice,
+)
+
+MOST_LEAVES = 64
+"""Read again at most, 16 MiB: more than one read of a sidecar."""
+_LEAF = re.compile(r" in leaf (\d{1,12})\b")
+_RANGE = re.compile(r"^(\d{1,15}) bytes at (\d{1,15})$")
+
+
+def confirmed(store: Store, keys: RunKeys, point: RestorePoint, fault: RestoreFault) -> RestoreFault | None:
+    """The accusation as this read bears it out, with what was found now; None when the object is as it should be.
+
+    `keys` are those of the run that holds `point`. The caller has read the journal just before, so that what retention
+    has deleted accuses nobody. Raises StoreError, which judges nothing, and FormatTooNewError.
+    """
+    try:
+        manifest = read_manifest(store, keys, point)
+    except BadCheckpointError as exc:
+        return _with(fault, exc)
+    problem = _look(_Accused(store, keys, manifest), fault)
+    return _with(fault, bad_checkpoint(keys, point.checkpoint_id, problem)) if problem is not None else None
+
+
+def _with(fault: RestoreFault, found: BadCheckpointError) -> RestoreFault:
+    return fault.model_copy(
+        update={
+            "fault": found.fault,
+            "file": found.file[:512],
+            "expected": found.expected,
+            "found": found.found,
+            "reason": f"{fault.reason}; read again: {found.file}: found {found.found}"[:1000],
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Accused:
+    """A checkpoint whose manifest is proven."""
+
+    store: Store
+    keys: RunKeys
+    manifest: ManifestFile
+
+
+def _look(at: _Accused, fault: RestoreFault) -> Problem | None:
+    """What is wrong with the named object. A name that the manifest does not know accuses nothing."""
+    name = fault.file.removeprefix(at.keys.prefix)
+    if not name:
+        return _look_index(at)
+    folder = at.keys.checkpoint(at.manifest.checkpoint_id)
+    found = next(
+        (f for f in files_of(at.keys, at.manifest) if f.key in (folder + name, at.keys.prefix + name)), None
+    )
+    if found is not None:
+        return _look_hashed(at.store, found, fault)
+    document = _documents(at).get(folder + name) or _documents(at).get(at.keys.prefix + name)
+    if document is None:
+        return None
+    key, ref = document
+    return seen_twice(lambda: look_document(at.store, key, ref))
+
+
+def _documents(at: _Accused) -> dict[str, tuple[str, ObjectRef]]:
+    """Objects that size and digest prove: index, parts and leaf files."""
+    keys, manifest = at.keys, at.manifest
+    checkpoint = manifest.checkpoint_id
+    found = [(keys.index(checkpoint), manifest.index)]
+    found += [(keys.part(checkpoint, s.rank), s.part) for s in manifest.shards]
+    found += [(f.leaves_key, f.leaves) for f in files_of(keys, manifest)]
+    return {key: (key, ref) for key, ref in found}
+
+
+def _look_index(at: _Accused) -> Problem | None:
+    """No object is named: the index, and whether it names what the manifest does not."""
+    key, ref = at.keys.index(at.manifest.checkpoint_id), at.manifest.index
+    problem = seen_twice(lambda: look_document(at.store, key, ref))
+    if problem is not None:
+        return problem
+    known = {s.name for s in at.manifest.shards} | {f.name for f in at.manifest.frozen}
+    try:
+        strange = [name for name in Index.model_validate_json(at.store.get(key)).files if name not in known]
+    except ValueError:
+        return None  # proven, and not readable by this version: no damage
+    return Problem("bytes", key, "files of the manifest", f"file {strange[0]!r}") if strange else None
+
+
+def _look_hashed(store: Store, file: HashedFile, fault: RestoreFault) -> Problem | None:
+    """Presence and size first; then the leaf file, its root, and the leaves that the accusation names."""
+    problem = seen_twice(lambda: look_object(store, Expected(file.key, file.size)))
+    if problem is not None or fault.fault == "missing":
+        return problem
+    problem = seen_twice(lambda: look_document(store, file.leaves_key, file.leaves))
+    if problem is not None:
+        return problem
+    leaves = store.get(file.leaves_key)
+    try:
+        root = tree_root(file.size, leaves)
+    except ValueError as exc:
+        return Problem("bytes", file.leaves_key, f"leaves of {file.size} bytes", str(exc))
+    if root != file.root:
+        return Problem("bytes", file.leaves_key, f"tree root {file.root}", root)
+    piece = _named(file, leaves, fault.expected)
+    return seen_twice(lambda: look_piece(store, piece)) if piece is not None else None
+
+
+def _named(file: HashedFile, leaves: bytes, expected: str) -> Piece | None:
+    """The leaves that the accusation names, inside the file; None when it names none."""
+    leaf, span = _LEAF.search(expected), _RANGE.match(expected)
+    if leaf is not None:
+        first, count = int(leaf[1]), 1
+    elif span is not None:
+        first = int(span[2]) // LEAF_SIZE
+        count = min(MOST_LEAVES, (int(span[2]) + int(span[1]) - 1) // LEAF_SIZE - first + 1)
+    else:
+        return None
+    offset = first * LEAF_SIZE
+    length = min(count * LEAF_SIZE, file.size - offset)
+    if length <= 0:
+        return None
+    return Piece(file.key, offset, length, leaves[first * 32 : (first + count) * 32])
