@@ -276,6 +276,12 @@ def _store(case: _Case) -> Iterator[Problem]:
             f"{allowed}): "
             "use an allowed name, or have it added to the chart's value store.allowedSecrets",
         )
+    if {".", ".."} & set(store.url.split("/")):
+        yield Problem(
+            Reason.STORE_NOT_ALLOWED,
+            f"checkpoint.store.url {store.url} has a segment '.' or '..', which a proxy may resolve to somewhere else: "
+            "write the prefix itself",
+        )
     if defaults.allowed_url_prefixes and not any(_below(store.url, p) for p in defaults.allowed_url_prefixes):
         yield Problem(
             Reason.STORE_NOT_ALLOWED,

@@ -22,7 +22,7 @@ def build_trainer(
     built = {**container}
     built.pop("args", None)
     built["command"] = launch_command(spec, settings)
-    built["env"] = _environment(container, startup_timeout, settings)
+    built["env"] = _environment(container, spec, startup_timeout, settings)
     built["volumeMounts"] = [*_list(container, "volumeMounts"), *mounts(settings), *_shm(container)]
     resources = trainer_resources(container, staging)
     if resources is not None:
@@ -46,13 +46,17 @@ def _shm(container: JsonObject) -> list[JsonObject]:
     return [] if has_shm(container) else [{"name": SHM_VOLUME, "mountPath": SHM_PATH}]
 
 
-def _environment(container: JsonObject, startup_timeout: int, settings: PodSettings) -> list[JsonObject]:
+def _environment(
+    container: JsonObject, spec: EffectiveSpec, startup_timeout: int, settings: PodSettings
+) -> list[JsonObject]:
     """Ours first, so that the user's may refer to it as $(RTJ_VOLUME); a name of ours cannot be set by the user."""
     socket = PurePosixPath(settings.volume_path) / "w" / "sidecar.sock"
     ours = {
         env.ENV_VOLUME: settings.volume_path,
         env.ENV_PLAN_FILE: settings.plan_file,
         env.ENV_SOCKET: str(socket),
+        env.ENV_NAMESPACE: spec.namespace,
+        env.ENV_RUN_ID: spec.run_id,
         "RTJ_STARTUP_TIMEOUT": str(startup_timeout),
     }
     theirs = [e for e in _list(container, "env") if e.get("name") not in ours]
