@@ -12,7 +12,9 @@ from rank_world import RankWorld, topology
 from torch import nn
 
 from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
-from trainer_sidecar.train import Session
+from trainer_sidecar.train import Session, Streams
+from trainer_sidecar.train.order import rank_slice
+from trainer_sidecar.train.streams import StreamOrder
 
 pytestmark = pytest.mark.timeout(120)
 POLICY = CheckpointPolicy(interval_steps=3, interval_seconds=0, when_busy=WhenBusy.WAIT)
@@ -92,3 +94,60 @@ def test_options_that_would_change_the_order_are_refused(
         session = Parts().session()
         with pytest.raises(ValueError, match=r"\['in_order', 'shuffle'\] are the session's own"):
             session.loader(shuffle=True, in_order=False)
+
+
+def numbers(stream: int, length: int) -> Any:
+    """A source that can only be read forwards: 1000 * stream + i."""
+    return lambda: (torch.tensor([1000.0 * stream + i]) for i in range(length))
+
+
+def test_streams_have_one_global_order_for_every_dp_and_ranks_read_whole_streams() -> None:
+    orders = {dp: StreamOrder(4, 8, dp) for dp in (1, 2, 4)}
+    assert len({tuple(o.ids(0, 32)) for o in orders.values()}) == 1
+    assert sorted(orders[1].ids(0, 32)) == list(range(32))
+    assert (orders[1].ids(16, 8) == orders[1].ids(0, 32)[16:24]).all()
+    for dp in (2, 4):
+        for rank in range(dp):
+            mine = {
+                int(i) % 4 for step in range(3) for i in rank_slice(orders[dp].ids(8 * step, 8), dp, rank)
+            }
+            assert mine == set(range(rank * 4 // dp, (rank + 1) * 4 // dp))
+    with pytest.raises(ValueError, match="batch of 6 cannot take equally many samples of 4 streams"):
+        StreamOrder(4, 6, 1)
+    with pytest.raises(ValueError, match="4 streams cannot be shared by dp 3"):
+        StreamOrder(4, 12, 3)
+
+
+def test_streams_go_on_where_each_of_them_was(world: RankWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of unequal length that begin again; a resume at step 3 neither loses nor repeats."""
+    sources = [numbers(stream, length) for stream, length in enumerate((5, 7, 3, 11))]
+    runs: list[list[float]] = []
+
+    def run(plan: Any, first: int) -> None:
+        with rank_of(world, plan, monkeypatch):
+            parts = Parts()
+            seen: list[float] = []
+            with parts.session(data=Streams.of_iterables(sources), total_steps=7) as session:
+                assert session.step == first
+                for x in session.batches():
+                    seen += x.flatten().tolist()
+                    parts.model(x / 1e4).sum().backward()
+                    if session.micro_end(0.0):
+                        continue
+                    parts.optimizer.step()
+                    parts.optimizer.zero_grad()
+                    session.step_end(0.0)
+            runs.append(seen)
+
+    run(world.attempt(topology(1, 8, micro=8), checkpoint=POLICY), 0)
+    run(world.attempt(topology(1, 8, micro=4), world.commit_of(3), checkpoint=POLICY), 3)
+    assert runs[1] == runs[0][3 * 8 :]
+    of_first = [x for x in runs[0] if x < 1000]
+    assert of_first == [float(i % 5) for i in range(14)]
+
+
+def test_a_stream_that_ends_or_is_empty_is_named() -> None:
+    with pytest.raises(ValueError, match="stream 1 ended before sample 2"):
+        Streams(lambda stream, start: iter([0] * (2 - start)), 2).__getitems__([1, 3, 5])
+    with pytest.raises(ValueError, match="stream 0 has no sample"):
+        Streams.of_iterables([lambda: ()]).__getitems__([0])

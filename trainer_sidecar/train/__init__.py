@@ -13,6 +13,7 @@ from trainer_sidecar.train.fingerprint_content import DatasetManifest
 from trainer_sidecar.train.fingerprints import fingerprint
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.session import Session
+from trainer_sidecar.train.streams import Streams
 
 __all__ = [
     "DatasetManifest",
@@ -23,6 +24,7 @@ __all__ = [
     "SaveFailed",
     "Session",
     "SidecarLost",
+    "Streams",
     "TrainingLibraryError",
     "fingerprint",
     "join",

@@ -10,6 +10,7 @@ import numpy as np
 from trainer_sidecar.contract.checkpoint import Progress
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.train.order import EMPTY_DIGEST, SampleOrder, batch_digest, chain, rank_slice
+from trainer_sidecar.train.streams import StreamOrder
 
 
 @dataclass
@@ -18,7 +19,7 @@ class Cursor:
 
     topology: Topology
     dp_rank: int
-    order: SampleOrder | None
+    order: SampleOrder | StreamOrder | None
     step: int = 0
     samples: int = 0
     sample_digest: str = EMPTY_DIGEST

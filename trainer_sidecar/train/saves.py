@@ -225,11 +225,21 @@ class Saves:
             self._give_up(seal.save_id, f"the sidecar refused the seal: {error}")
 
     def _follow(self, save: InFlight) -> None:
-        """Ask until the outcome is known. `Unknown` is a sidecar that restarted and has not read the volume yet."""
+        """Ask until the outcome is known. `Unknown` is a sidecar that restarted and has not read the volume yet; one
+        that says so for the save's whole time-out has lost the save: it is given up, and later ones are possible."""
+        patience = self._env.plan.checkpoint.save_timeout_seconds
+        known = time.monotonic()
         while True:
             reply = self._env.client.ask(m.AskSave(save_id=save.save_id), m.SaveReply)
             if reply.outcome in _CODES:
                 save.code, save.detail = _CODES[reply.outcome], reply.detail
+                return
+            if reply.outcome is not SaveOutcome.UNKNOWN:
+                known = time.monotonic()
+            elif time.monotonic() - known > patience:
+                save.detail = f"the sidecar has not known this save for {patience:g} s, its time-out"
+                self._give_up(save.save_id, save.detail)  # the other pods' sidecars let go of their parts
+                save.code = Code.FAILED
                 return
             time.sleep(POLL_SECONDS)
 

@@ -48,6 +48,7 @@ from trainer_sidecar.train.policy import SavePolicy
 from trainer_sidecar.train.restore import Clockwork, Restorer
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
+from trainer_sidecar.train.streams import StreamOrder, Streams
 
 log = logging.getLogger("rtj.train")
 _REPORT_SECONDS = 0.5
@@ -118,8 +119,8 @@ class Session:
     ) -> Session:
         """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
 
-        `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]) or None when the script feeds itself;
-        the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict;
+        `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]), `Streams`, or None when the script
+        feeds itself; the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict;
         `fingerprints` come from `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are
         patterns of changes that you consent to in this attempt (`training.*`). Raises EnvironmentMissing,
         ResumeRefused, SidecarLost, Fenced, ValueError.
@@ -130,7 +131,9 @@ class Session:
             list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler] if scheduler else []
         )
         batch = env.plan.topology.batch.global_batch_size
-        order = SampleOrder(len(data), seed, batch, drop_last) if data is not None else None
+        order = _order(data, seed, batch, drop_last, env.plan.topology.mesh.dp)
+        if epochs is not None and isinstance(order, StreamOrder):
+            raise ValueError("epochs= needs data of known length: use total_steps= with streams")
         if epochs is not None and order is not None:
             limit = epochs * order.samples_per_epoch // batch
             total_steps = limit if total_steps is None else min(limit, total_steps)
@@ -187,6 +190,10 @@ class Session:
         """A DataLoader over `data` in the session's order, for `batches(loader)`; `options` as of torch's DataLoader
         (`num_workers`, `persistent_workers`, `pin_memory`, …). Raises ValueError for those that would change the order.
         """
+        if isinstance(self._needed_data(), Streams) and options.get("num_workers"):
+            raise ValueError(
+                "streams are read in order by one process: use num_workers=0, or read ahead in open_at"
+            )
         return make_loader(self._needed_data(), self.batch_sampler(), self._feed.collate, options)
 
     def batch_sampler(self) -> OrderedBatches:
@@ -368,3 +375,11 @@ class Session:
         self._env.client.tell(
             m.ReportProgress.model_validate({**fields, **numbers, **seconds, "phase": phase})
         )
+
+
+def _order(data: Any, seed: int, batch: int, drop_last: bool, dp: int) -> SampleOrder | StreamOrder | None:
+    if data is None:
+        return None
+    if isinstance(data, Streams):
+        return StreamOrder(data.count, batch, dp)
+    return SampleOrder(len(data), seed, batch, drop_last)

@@ -25,6 +25,7 @@ from trainer_sidecar.train.ownership import OwnershipPlan
 
 _POLL_SECONDS = 0.02
 _PAGE = 4096
+_USABLE = (BufferState.FREE, BufferState.STAGING)
 
 
 class Buffer:
@@ -120,11 +121,16 @@ def write_by_rename(path: Path, data: bytes) -> None:
 
 
 class Stager:
-    """A rank's staging buffers and the views of the plan in them."""
+    """A rank's staging buffers and the views of the plan in them.
+
+    One buffer is in use. Another one is chosen only when this process has none mapped, or could not stage into it: a
+    buffer that an older save held at the start may be free by now (D7). Bytes of buffers not in use are given back.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         open_folder(folder)
+        self._failed = False
         self.buffer = self._first_usable()
         self._views: tuple[OwnershipPlan, list[torch.Tensor]] | None = None
 
@@ -132,13 +138,37 @@ class Stager:
         """The first buffer that no older save still holds. STAGING means that a trainer died while copying: take it."""
         for number in range(1000):
             buffer = Buffer(self.folder, number)
-            if buffer.control()[1] in (BufferState.FREE, BufferState.STAGING):
+            if buffer.control()[1] in _USABLE:
                 return buffer
         raise StagingFailed(f"1000 buffers in {self.folder} are held by older saves: see the sidecar's log")
 
+    def _choose(self) -> None:
+        """Another look for a buffer, unless the one in use is mapped and has not failed."""
+        if self.buffer.capacity and not self._failed:
+            return
+        found = self._first_usable()
+        if found.name != self.buffer.name:
+            self.buffer.release()
+            self.buffer, self._views = found, None
+        self._failed = False
+
+    def _give_back(self) -> None:
+        """Unlink the bytes of buffers that are free and not in use. Their control blocks stay: a generation that began
+        again would let an old seal's upload free a buffer that is being written."""
+        for control in self.folder.glob("buffer-*.ctl"):
+            number = control.stem.removeprefix("buffer-")
+            if control.stem == self.buffer.name or not number.isdigit():
+                continue
+            other = Buffer(self.folder, int(number))
+            with contextlib.suppress(ValueError):  # a damaged control block: the sidecar's to judge
+                if other.control()[1] in _USABLE:
+                    other.path.unlink(missing_ok=True)
+
     def reserve(self, plan: OwnershipPlan) -> None:
         """Allocate for `plan` ahead of the first save, outside the step (datapath T4)."""
-        if self.buffer.control()[1] in (BufferState.FREE, BufferState.STAGING):
+        self._choose()
+        self._give_back()
+        if self.buffer.control()[1] in _USABLE:
             self._reserve(plan.size)
 
     def _reserve(self, size: int) -> None:
@@ -149,6 +179,15 @@ class Stager:
     def stage(self, plan: OwnershipPlan, captured: Captured, deadline: float) -> int:
         """Copy what `plan` owns out of the live tensors; returns the generation. Blocks only for the copy, unless an
         older save still holds the buffer: then until it is free. Raises StagingFailed after `deadline` (monotonic)."""
+        self._choose()
+        self._give_back()
+        try:
+            return self._stage(plan, captured, deadline)
+        except StagingFailed:
+            self._failed = True
+            raise
+
+    def _stage(self, plan: OwnershipPlan, captured: Captured, deadline: float) -> int:
         generation = self._wait_free(deadline)[0] + 1
         self.buffer.mark(generation, BufferState.STAGING)
         self._reserve(plan.size)
@@ -172,7 +211,7 @@ class Stager:
         return self._views[1]
 
     def _wait_free(self, deadline: float) -> tuple[int, BufferState]:
-        while (control := self.buffer.control())[1] not in (BufferState.FREE, BufferState.STAGING):
+        while (control := self.buffer.control())[1] not in _USABLE:
             if time.monotonic() > deadline:
                 raise StagingFailed(
                     f"{self.buffer.path} is still {control[1].name} from the save before: the sidecar has not freed it"
