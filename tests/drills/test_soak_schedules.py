@@ -30,3 +30,47 @@ def test_random_kills_lose_and_fake_nothing(tmp_path: Path) -> None:
     for line in ("20 schedules in", "wrong restore points: 0", "lost commits: 0", "stuck: 0"):
         assert line in done.stdout, done.stdout
     assert "killed: 0 coordinators" not in done.stdout, "the schedules kill something"
+
+
+LOSES_COMMITS = """
+import trainer_sidecar.sidecar.run as run
+from trainer_sidecar.contract.journal import Manifest
+def acknowledged_too_early(journal, manifest, ref, *, owner, writer, **_):
+    return Manifest(seq=journal.history.next_seq, epoch=manifest.epoch, owner=owner, writer=writer, nonce="x", time=0,
+                    checkpoint_id=manifest.checkpoint_id, save_id=manifest.save_id, step=manifest.progress.step,
+                    samples=0, manifest=ref, reason=manifest.reason)
+run.commit_manifest = acknowledged_too_early
+"""
+SAVES_OTHER_BYTES = """
+import trainer_sidecar.sidecar.part_upload as part_upload
+class Store:
+    def __init__(self, inner): self.inner = inner
+    def create_large(self, key, view): return self.inner.create_large(key, memoryview(bytes(len(view))))
+upload = part_upload.upload_shard
+import trainer_sidecar.sidecar.saves as saves
+saves.upload_shard = lambda stage, seal, store, keys: upload(stage, seal, Store(store), keys)
+import trainer_sidecar.sidecar.coordinator as coordinator
+coordinator.comparable = lambda *_: False
+"""
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutation", "told"), [(LOSES_COMMITS, "lost commits"), (SAVES_OTHER_BYTES, "wrong restore points")]
+)
+def test_a_sidecar_that_loses_or_fakes_is_caught(tmp_path: Path, mutation: str, told: str) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from hack.soak.campaign import Campaign
+{mutation}
+from pathlib import Path
+sys.exit(Campaign(2, 5001, Path({str(tmp_path)!r}), quiet=True).run())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{told}: 0" not in done.stdout, done.stdout + done.stderr
+    assert "seed 500" in done.stdout, "the seed of each failure is named"
