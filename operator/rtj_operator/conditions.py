@@ -250,7 +250,7 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.RESIZING: "The number of nodes changes; from, to, why.",
     EventReason.RESIZED: "The job trains on another number of nodes; seconds without training.",
     EventReason.NODE_LOST: "A node of this job does not answer; name and seconds of silence.",
-    EventReason.NODE_EXCLUDED: "A rule of restart.rules keeps the next placements off a node; until when.",
+    EventReason.NODE_EXCLUDED: "The next placements keep off a node: a rule says so, or it failed twice; how long.",
     EventReason.SUSPENDED: "The job was suspended; step that is safe.",
     EventReason.UNSUSPENDED: "The job goes on.",
     EventReason.STORE_TROUBLE: "The store refused or failed; what it said.",

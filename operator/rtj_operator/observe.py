@@ -232,7 +232,7 @@ def _placement(job: Object) -> int:
 
 
 def _capacity_matters(job: Object, views: Sequence[PodView]) -> bool:
-    """Only a job that is or may become smaller than asked for needs to know what the cluster could hold."""
+    """Only a job that may become smaller than asked for, or leave a node, needs to know what the cluster could hold."""
     status = job.get("status") or {}
     placement = status.get("placement") or {}
     shrunk = placement.get("nodes", 0) < placement.get("wantedNodes", 0)
@@ -240,6 +240,7 @@ def _capacity_matters(job: Object, views: Sequence[PodView]) -> bool:
     return (
         shrunk
         or short
+        or any(v.status is not None and v.status.trainer is TrainerState.ENDED for v in views)
         or any(v.gone or v.deleting or v.node_lost or v.silent_seconds or v.trainer_end for v in views)
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_values import EPOCH, NOW, Situation, end_report, job, pod, rooms, running, sidecar
+from operator_values import EPOCH, NOW, Situation, end_report, job, plan, pod, rooms, running, sidecar
 
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.classify import End, attempt_end
@@ -220,6 +220,48 @@ def test_excluded_nodes_are_used_after_all_when_the_job_cannot_run_without_them(
     freed = soon.later(61).decide()
     assert creates(freed)[0].avoid_nodes == ()
     assert freed.status.excluded_nodes == []
+
+
+def failing_twice(capacity: Any, **second: Any) -> Decision:
+    """Rank 1 on node2 fails, is relaunched in place, and fails again."""
+    first = after(failing())
+    again = failing()
+    live = tuple(
+        replace(p, plan=plan("nonce-2", epoch=EPOCH + 2).model_copy(update={"attempt": 2})) for p in again
+    )
+    begun = running().after(first).seeing(jobs=1, pods=tuple(replace(p, status=None) for p in live))
+    begun = begun.after(begun.decide()).with_nonce("nonce-3")
+    ends = []
+    for p in live:
+        assert p.status is not None
+        outcome = p.status.outcome and p.status.outcome.model_copy(update={"epoch": EPOCH + 2})
+        ends.append(replace(p, status=p.status.model_copy(update={"epoch": EPOCH + 2, "outcome": outcome})))
+    if second:
+        ends[1] = replace(ends[1], **second)
+    return begun.seeing(jobs=1, pods=tuple(ends), capacity=capacity).decide()
+
+
+def test_a_node_that_failed_twice_in_a_row_is_left_when_there_is_room_without_it() -> None:
+    decision = failing_twice(rooms(node1=1, node2=1, node3=1))
+    assert [n.name for n in decision.status.excluded_nodes] == ["node2"]
+    assert not creates(decision), "the backoff of a second failure comes first"
+    (create,) = creates(running().after(decision).seeing(jobs=(), pods=()).later(10).decide())
+    assert create.avoid_nodes == ("node2",)
+    assert "node node2 is kept off for 60 minutes (2 failures in a row: Failed)" in next(
+        e.message for e in decision.events if e.reason == "NodeExcluded"
+    )
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{"node": "node1"}, {}],
+    ids=["the failures were on two nodes", "there is no room without it"],
+)
+def test_it_is_not_left_otherwise(elsewhere: dict[str, str]) -> None:
+    room = rooms(node1=1, node2=1, node3=1) if elsewhere else rooms(node1=1, node2=1)
+    decision = failing_twice(room, **elsewhere)
+    assert decision.status.excluded_nodes == []
+    assert not creates(decision)
 
 
 def test_excluded_nodes_are_no_room_to_grow() -> None:

@@ -54,7 +54,7 @@ class PlacementStatus(ApiModel):
     lost_nodes: list[str] = Field(default_factory=list, max_length=64)
     """Nodes lost before it: its pods keep away from them, since a lost node may look ready for some seconds more."""
     excluded_nodes: list[str] = Field(default_factory=list, max_length=32)
-    """Nodes that it keeps off because of `restart.rules`."""
+    """Nodes that it keeps off, of `status.excludedNodes`."""
     grace_seconds: int | None = None
     """Grace period of its pods."""
     released: bool = False
@@ -324,7 +324,7 @@ class JobStatus(ApiModel):
     attempts: list[AttemptRecord] = Field(default_factory=list, max_length=MAX_ATTEMPTS)
     """The newest attempts, oldest first."""
     excluded_nodes: list[ExcludedNode] = Field(default_factory=list, max_length=32)
-    """Nodes that are kept off because of `restart.rules`."""
+    """Nodes that are kept off for a time: a rule says so, or two failures in a row were theirs."""
     adopted: bool = False
     """Whether `checkpoint.adopt` has been acted on (R8)."""
     retry_at: MicroTime | None = None

@@ -24,12 +24,12 @@ from rtj_operator.decide.ends import (
     cause_after,
     complete,
     ended_event,
-    excluded_event,
     fail,
     quarantined_event,
     record_end,
     rule_for,
 )
+from rtj_operator.decide.exclusion import excluded_event
 from rtj_operator.decide.place import new_placement, released
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.verdicts import reason_of
@@ -94,8 +94,8 @@ def after_end(view: View, end: End) -> Step:
         return _add_event(fail(view, status, Reason.TOO_MANY_FAILURES, text), event)
     if view.spec.suspend:
         return _add_event(released(view, status, end.cause), event)
-    if action is RestartAction.EXCLUDE_NODE and end.node:
-        step = _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end))
+    if status.excluded_nodes != view.status.excluded_nodes:
+        step = _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end, status))
         return _add_event(step, event)
     if not end.in_place:
         return _add_event(new_placement(view, status, end.cause, end), event)

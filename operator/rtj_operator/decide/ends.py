@@ -6,10 +6,11 @@ Preemptions, losses and resizes never burn the failure budget; a newer commit re
 import fnmatch
 from datetime import datetime, timedelta
 
-from rtj_operator.api import AttemptRecord, ExcludedNode, JobStatus, Phase, Restart, RestartAction
+from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
 from rtj_operator.classify import DRAINED, SIDECAR_OOM, STORE_UNAVAILABLE, End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Event, PublishOrder
+from rtj_operator.decide.exclusion import FAILURES, failed_again, with_excluded
 from rtj_operator.decide.view import Step, View, ids, told
 from rtj_operator.text import count, printable
 from trainer_sidecar.contract.journal import Cause
@@ -17,7 +18,6 @@ from trainer_sidecar.contract.plan import Order
 
 BURNING = frozenset({Cause.RANK_FAILED, Cause.OOM_KILLED, Cause.HUNG, Cause.OPERATOR})
 LOSSES = frozenset({Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
-EXCLUDE_SECONDS = 3600.0
 STORE_WAIT_SECONDS = 30
 """Before a restore is tried again that failed because the store was away."""
 _OUTCOME_CAUSES = {c.value: c for c in Cause} | {
@@ -49,23 +49,17 @@ def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False
     if uncounted and end.cause in BURNING:
         retry_at = view.time + timedelta(seconds=_uncounted_wait(view.spec.restart, end))
     status = status.model_copy(update={"counters": counters, "retry_at": retry_at})
-    return with_excluded(status, end, view.time) if action is RestartAction.EXCLUDE_NODE else status
+    if action is RestartAction.EXCLUDE_NODE:
+        return with_excluded(status, end, view.time, f"restart.rules: {end.outcome}")
+    if burns and failed_again(view, status, end):
+        return with_excluded(status, end, view.time, f"{FAILURES} failures in a row: {end.outcome}")
+    return status
 
 
 def _uncounted_wait(restart: Restart, end: End) -> float:
     """What never counts must not spin: nothing else bounds it."""
     wait = STORE_WAIT_SECONDS if end.outcome == STORE_UNAVAILABLE else restart.backoff_seconds
     return min(restart.max_backoff_seconds, wait)
-
-
-def with_excluded(status: JobStatus, end: End, now: datetime) -> JobStatus:
-    """The status with the end's node among those that the next placements keep off."""
-    if not end.node:
-        return status
-    kept = [n for n in status.excluded_nodes if n.name != end.node and n.until > now]
-    reason = f"restart.rules: {end.outcome}"
-    new = ExcludedNode(name=end.node, until=now + timedelta(seconds=EXCLUDE_SECONDS), reason=reason)
-    return status.model_copy(update={"excluded_nodes": [*kept, new][-32:]})
 
 
 def backoff_until(restart: Restart, without_progress: int, now: datetime) -> datetime | None:
@@ -111,15 +105,6 @@ def ended_event(view: View, end: End) -> Event:
         f"ended/{view.number}/{number}",
         warning=end.cause in BURNING,
     )
-
-
-def excluded_event(view: View, end: End) -> Event:
-    """A rule keeps the next placements off a node."""
-    number = view.status.attempt.number if view.status.attempt else 0
-    text = (
-        f"node {end.node} is kept off for {EXCLUDE_SECONDS / 60:.0f} minutes (restart.rules): {end.message}"
-    )
-    return Event(EventReason.NODE_EXCLUDED, text[:1000], f"excluded/{number}/{end.node}", warning=True)
 
 
 def quarantined_event(checkpoint_id: str, message: str) -> Event:

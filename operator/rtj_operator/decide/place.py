@@ -13,6 +13,7 @@ from rtj_operator.api.names import placement_name
 from rtj_operator.classify import OVERDUE_SECONDS, End, blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
+from rtj_operator.decide.exclusion import excluded_names
 from rtj_operator.decide.observed import NodeRoom
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from rtj_operator.pods import LEAST_GRACE_SECONDS
@@ -47,7 +48,7 @@ def new_placement(
         spec_hash=view.want.spec_hash,
         wanted_nodes=view.want.nodes,
         lost_nodes=lost,
-        excluded_nodes=_excluded(view, status),
+        excluded_nodes=excluded_names(status, view.time),
         grace_seconds=int(view.want.exit_grace),
     )
     resized = old is not None and old.nodes != size
@@ -81,10 +82,6 @@ def create_job(placement: PlacementStatus) -> CreateJob:
     return CreateJob(placement.number, placement.nodes, avoid, grace)
 
 
-def _excluded(view: View, status: JobStatus) -> list[str]:
-    return sorted({n.name for n in status.excluded_nodes if n.until > view.time})
-
-
 def released(view: View, status: JobStatus, cause: Cause) -> Step:
     """No placement is wanted now: Job and pods go, the number stays."""
     if status.placement is not None:
@@ -109,7 +106,8 @@ def room(view: View, avoid: Collection[str], avoid_since: float) -> int | None:
     """
     if not view.observed.capacity.known:
         return None
-    usable = [n for n in view.observed.capacity.nodes if n.name not in _excluded(view, view.status)]
+    off = excluded_names(view.status, view.time)
+    usable = [n for n in view.observed.capacity.nodes if n.name not in off]
     return sum(n.fits for n in usable if n.ready and _trusted(view, n, avoid, avoid_since))
 
 
