@@ -100,6 +100,8 @@ def test_our_variables_cannot_be_set_by_the_template_and_its_own_may_refer_to_th
         "RTJ_VOLUME",
         "RTJ_PLAN_FILE",
         "RTJ_SOCKET",
+        "RTJ_NAMESPACE",
+        "RTJ_RUN_ID",
         "RTJ_STARTUP_TIMEOUT",
         "RTJ_LEDGER_DIR",
     ]
