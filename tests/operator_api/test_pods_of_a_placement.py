@@ -106,7 +106,7 @@ def test_our_variables_cannot_be_set_by_the_template_and_its_own_may_refer_to_th
         "RTJ_LEDGER_DIR",
     ]
     assert env[0]["value"] == "/run/rtj"
-    assert env[3]["value"] == "900"
+    assert env[5]["value"] == "900"
 
 
 def test_credentials_reach_the_sidecar_alone(raw_job: Raw) -> None:
