@@ -10,13 +10,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fake_kube import FakeKube
-from operator_values import sidecar
+from operator_values import plan, sidecar
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
 from rtj_operator.capacity import node_rooms, pod_requests
 from rtj_operator.kube import JOBS, NODES, PODS, RTJ, Forbidden, Kind, Object
 from rtj_operator.observe import MAX_STATUS_BYTES, Graves, Observer, read_status
 from rtj_operator.podview import job_view, pod_view, unix
+from trainer_sidecar.contract.plan import PLAN_ANNOTATION
 from trainer_sidecar.contract.status import SidecarStatus
 
 GPU = "nvidia.com/gpu"
@@ -221,6 +222,36 @@ def test_a_pod_on_a_node_that_is_not_ready_or_gone_is_on_a_lost_node() -> None:
     assert observe(kube, rtj()).pods[0].node_lost
     kube.put(NODES, node("node1"))
     assert not observe(kube, rtj()).pods[0].node_lost
+
+
+def test_a_cordoned_node_is_seen_so_that_a_drain_can_be_called_one() -> None:
+    kube = FakeKube()
+    kube.put(PODS, pod_object("a"))
+    kube.put(NODES, node("node1", unschedulable=True))
+    (seen,) = observe(kube, rtj()).pods
+    assert (seen.node_cordoned, seen.node_lost) == (True, False)
+
+
+def test_sidecars_are_asked_at_the_port_that_their_plan_names_not_the_edited_specs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    async def ask(session: Any, ip: str, port: int, index: int) -> None:
+        asked.append(port)
+
+    monkeypatch.setattr("rtj_operator.observe.read_status", ask)
+    kube = FakeKube()
+    kube.put(NODES, node("node1"))
+    running = {"name": "rtj-sidecar", "state": {"running": {}}}
+    pod = pod_object("a", podIP="10.0.0.1", initContainerStatuses=[running])
+    kube.put(PODS, pod)
+    observe(kube, rtj())
+    assert set(asked) == {1}, "without a plan: the spec's"
+    asked.clear()
+    pod["metadata"]["annotations"] = {PLAN_ANNOTATION: plan().to_json()}
+    observe(kube, rtj())
+    assert set(asked) == {9477}
 
 
 def test_without_rights_on_nodes_nothing_is_called_lost_and_the_right_is_not_asked_for_each_time() -> None:
