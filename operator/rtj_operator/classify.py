@@ -21,7 +21,7 @@ OVERDUE_SECONDS = 30.0
 """A pod that stands so long after its grace period (clocks differ, too) is on a node whose kubelet is gone."""
 
 RESTORE_POINT_BAD = "RestorePointBad"
-"""Outcome of an attempt whose restore point has missing or wrong bytes: it is quarantined, the one before is tried."""
+"""Outcome of an attempt whose restore point has missing or wrong bytes, it seems: the fence looks for itself (R24)."""
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 TRACEBACK_CHARS = 1024
 OOM = "OOMKilled"
@@ -172,7 +172,8 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
         outcome = p.outcome(epoch)
         if outcome is not None and outcome.kind is OutcomeKind.RESUME_REFUSED:
             if parse_restore_fault(outcome.message, ""):
-                return End(Cause.OPERATOR, RESTORE_POINT_BAD, f"pod {p.name}: {outcome.message}", p.up)
+                text = f"pod {p.name}: {outcome.message}"
+                return End(Cause.OPERATOR, RESTORE_POINT_BAD, text, p.up, node=p.node)
             if outcome.message.startswith(f"{STORE_UNAVAILABLE}: "):
                 return End(Cause.OPERATOR, STORE_UNAVAILABLE, f"pod {p.name}: {_text(outcome)}", p.up)
             if outcome.message.startswith(_TRANSIENT):

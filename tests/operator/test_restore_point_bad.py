@@ -17,6 +17,7 @@ from test_reconcile_crashes import job_object
 from rtj_operator.api import Phase, parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
 from rtj_operator.conditions import Reason
+from rtj_operator.decide.accused import too_many_bad
 from rtj_operator.decide.actions import FenceAndPublish
 from rtj_operator.fencing import FenceOrder, FenceTrouble, Stores, fence
 from trainer_sidecar.contract.journal import Cause, ObjectRef, Owner, Quarantined, RestorePoint
@@ -71,8 +72,60 @@ def test_a_mismatch_starts_another_attempt_that_quarantines_first() -> None:
         "SHA-256 bb",
         2,
     )
-    assert [e.reason for e in decision.events] == ["CheckpointQuarantined"]
+    assert [e.reason for e in decision.events] == ["AttemptEnded"], "nothing is quarantined yet"
     assert status_of(decision).counters.without_progress == 0, "the checkpoint's fault burns no budget"
+
+
+OLDER = POINT.model_copy(update={"checkpoint_id": checkpoint_id(3, 1, "0123abcd"), "sequence": 1, "step": 3})
+
+
+def planned(situation: Situation, restore: RestorePoint, nonce: str = "nonce-2") -> Situation:
+    """The next attempt has been fenced, and its plan, on all pods, starts from that point."""
+    made = plan(nonce, epoch=EPOCH + 1).model_copy(update={"restore": restore, "attempt": 2})
+    return situation.after(situation.decide()).seeing(
+        jobs=1, pods=tuple(pod(i, plan=made, status=sidecar(i)) for i in (0, 1))
+    )
+
+
+def test_a_verdict_that_the_fence_dropped_was_a_failure_of_the_node_that_accused() -> None:
+    decision = planned(refused(FAULT), POINT).decide()
+    status = status_of(decision)
+    assert (status.counters.failures, status.counters.without_progress) == (1, 1)
+    accuser = status.attempts[-2]
+    assert (accuser.outcome, accuser.node) == ("Failed", "node1")
+    assert "as it should be when the operator reads it" in (accuser.message or "")
+    assert "CheckpointQuarantined" not in [e.reason for e in decision.events]
+    assert "ResumeFailed" in [e.reason for e in decision.events]
+    assert status.attempt is not None
+    assert status.attempt.epoch == EPOCH + 1
+
+
+def test_a_verdict_that_the_fence_confirmed_is_an_event_and_burns_nothing() -> None:
+    decision = planned(refused(FAULT), OLDER).decide()
+    assert "CheckpointQuarantined" in [e.reason for e in decision.events]
+    assert status_of(decision).counters.without_progress == 0
+    assert status_of(decision).attempts[-2].outcome == "RestorePointBad"
+
+
+def test_a_third_bad_restore_point_in_a_row_waits_for_the_user() -> None:
+    situation = refused(FAULT)
+    earlier = status_of(situation.decide()).attempts[-2]
+    for earlier_ones, phase in ((1, Phase.STARTING), (2, Phase.FAILED)):
+        records = [earlier] * earlier_ones + situation.status.attempts
+        status = situation.status.model_copy(update={"attempts": records})
+        decision = replace(situation, status=status).decide()
+        assert decision.status.phase is phase
+    assert decision.status.reason == Reason.RESTORE_POINT_BAD
+    assert not [a for a in decision.actions if isinstance(a, FenceAndPublish)]
+    assert "3 restore points in a row" in (decision.status.message or "")
+
+
+def test_steps_between_two_bad_restore_points_end_the_row() -> None:
+    bad = status_of(refused(FAULT).decide()).attempts[-2]
+    trained = bad.model_copy(update={"outcome": "Failed", "from_step": 7, "last_step": 9})
+    lost = bad.model_copy(update={"outcome": "NodeLost", "from_step": 7, "last_step": 7})
+    assert not too_many_bad([bad, bad, trained, bad])
+    assert too_many_bad([bad, bad, lost, bad])
 
 
 def test_a_crash_before_the_fence_forgets_no_accusation() -> None:

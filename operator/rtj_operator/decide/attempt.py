@@ -19,13 +19,13 @@ from rtj_operator.api import (
 )
 from rtj_operator.classify import RESTORE_POINT_BAD, End, Leaving, save_in_flight
 from rtj_operator.conditions import ConditionType, EventReason, Reason, find
+from rtj_operator.decide.accused import judged, restore_fault, too_many_bad
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
 from rtj_operator.decide.ends import (
     cause_after,
     complete,
     ended_event,
     fail,
-    quarantined_event,
     record_end,
     rule_for,
 )
@@ -37,7 +37,7 @@ from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from rtj_operator.text import count
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
-from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
+from trainer_sidecar.contract.restore_fault import RestoreFault
 
 COMMIT_WAIT_SECONDS = 30
 """How long a sealed save is waited for before it is fenced (O1)."""
@@ -76,11 +76,13 @@ def attempt_ended(view: View) -> Step | None:
 
 def after_end(view: View, end: End) -> Step:
     """Failed, or the next attempt: in the same pods when all are there, else in a new placement."""
-    bad = end.outcome == RESTORE_POINT_BAD  # the checkpoint's fault, not the job's: it burns no budget
+    bad = (
+        end.outcome == RESTORE_POINT_BAD
+    )  # the checkpoint's fault, it seems: counted once the fence has looked
     status = record_end(view, view.status, end, ordered=bad)
     event = ended_event(view, end)
-    if bad and (point := status.restore_point) is not None:
-        event = quarantined_event(point.checkpoint_id, end.message)
+    if bad and (why := too_many_bad(status.attempts)):
+        return _add_event(fail(view, status, Reason.RESTORE_POINT_BAD, f"{why}; last: {end.message}"), event)
     if end.outcome == "ResumeRefused":
         return _add_event(fail(view, status, Reason.RESUME_REFUSED, end.message), event)
     action = rule_for(view.spec.restart, end)
@@ -167,25 +169,15 @@ def plan_incomplete(view: View) -> Step | None:
     effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
     if attempt.epoch is not None:
         return Step(view.status, effects, WATCH_SECONDS) if effects else None
-    return Step(adopt_plan(view, plan), effects, WATCH_SECONDS, (_started_event(plan),))
+    status, said = judged(view, plan)
+    adopted = adopt_plan(replace(view, status=status), plan)
+    return Step(adopted, effects, WATCH_SECONDS, (*said, _started_event(plan)))
 
 
 def _fence_action(view: View, attempt: AttemptStatus, bad: RestoreFault | None) -> FenceAndPublish:
     return FenceAndPublish(
         attempt.number, attempt.nonce, attempt.cause, view.number, view.size, kept_plan(view), bad
     )
-
-
-def restore_fault(status: JobStatus) -> RestoreFault | None:
-    """What the last attempt that ran found wrong with its restore point, if that is how it ended.
-
-    Read off the status, so that no crash between the end and the next fence forgets it.
-    """
-    last = next((r for r in reversed(status.attempts) if r.epoch is not None), None)
-    point = status.restore_point
-    if last is None or last.outcome != RESTORE_POINT_BAD or point is None:
-        return None
-    return parse_restore_fault(last.message or "", point.checkpoint_id)
 
 
 def adopt_plan(view: View, plan: Plan) -> JobStatus:

@@ -31,8 +31,11 @@ def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False
     """The status with the current attempt ended and counted. An ordered end (resize, suspend) counts for nothing."""
     if view.attempted:
         status = status.model_copy(update={"attempts": _closed(status.attempts, end, view.time)})
-    if ordered:
-        return status
+    return status if ordered else counted(view, status, end)
+
+
+def counted(view: View, status: JobStatus, end: End) -> JobStatus:
+    """The status with an end in its counters, its backoff and the nodes that are kept off."""
     action = rule_for(view.spec.restart, end)
     uncounted = action is RestartAction.RESTART_UNCOUNTED or end.outcome == STORE_UNAVAILABLE
     burns = end.cause in BURNING and not uncounted
@@ -104,14 +107,6 @@ def ended_event(view: View, end: End) -> Event:
         text,
         f"ended/{view.number}/{number}",
         warning=end.cause in BURNING,
-    )
-
-
-def quarantined_event(checkpoint_id: str, message: str) -> Event:
-    """A restore met bytes that are not the checkpoint's: the next fence quarantines it and takes the one before."""
-    text = f"checkpoint {checkpoint_id} is quarantined, the one before is tried: {message}"
-    return Event(
-        EventReason.CHECKPOINT_QUARANTINED, text[:1000], f"quarantined/{checkpoint_id}", warning=True
     )
 
 
