@@ -51,9 +51,12 @@ def test_an_operator_that_is_killed_between_its_steps_leaves_one_attempt_and_one
     document = world.document("orphan", nodes=2, interval=10, steps=2000, env={"TEST_PACE": "/ledger/pace"})
     job = world.job(document)
     job.pace(0.05)
-    run_until_it_dies(world, faults.AFTER_STATUS_WRITE)
+    for _ in range(3):  # the first write may be a verdict on the spec
+        run_until_it_dies(world, faults.AFTER_STATUS_WRITE)
+        assert job.placements == []
+        if "placement" in job.status:
+            break
     assert job.status["placement"]["number"] == 1
-    assert job.placements == []
     run_until_it_dies(world, faults.AFTER_JOB_CREATE)
     assert job.placements == ["orphan-p1"]
     assert job.attempts() == []
