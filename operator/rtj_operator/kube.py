@@ -50,11 +50,12 @@ NODES = Kind("", "v1", "Node", "nodes", namespaced=False)
 
 
 class KubeError(Exception):
-    """The API server refused a request or could not be asked. The message names verb, object and answer."""
+    """The API server refused a request or could not be asked. The message names verb, object and answer; `sentence` is
+    the server's own."""
 
-    def __init__(self, message: str, *, status: int = 0) -> None:
+    def __init__(self, message: str, *, status: int = 0, sentence: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.sentence = status, sentence or message
 
 
 class NotFound(KubeError):
@@ -245,7 +246,7 @@ def _error(method: str, path: str, status: int, data: bytes) -> KubeError:
     kind = kinds.get(status, Unavailable)
     if status == 409:
         kind = AlreadyExists if reason == "AlreadyExists" else Conflict
-    return kind(f"{method} {path}: {status} {reason}: {sentence}", status=status)
+    return kind(f"{method} {path}: {status} {reason}: {sentence}", status=status, sentence=sentence)
 
 
 async def connect(kubeconfig: str | None, *, timeout: float = 15.0) -> ApiServer:

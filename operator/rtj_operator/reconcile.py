@@ -19,6 +19,7 @@ from rtj_operator.conditions import Reason
 from rtj_operator.decide import Decision, View, Wanted, decide
 from rtj_operator.decide.actions import FenceAndPublish
 from rtj_operator.decide.trouble import Trouble, troubled
+from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
 from rtj_operator.fencing import FenceTrouble
 from rtj_operator.firstlook import FirstLook
@@ -60,6 +61,9 @@ class Reconciler:
     first_look: FirstLook | None = None
     """None: that a run is another object's is found at the fence only."""
 
+    def __post_init__(self) -> None:
+        self.dry_run = DryRun(self.kube)
+
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job further. Returns the seconds until the next look; None: at the next event. Raises TryLater."""
         namespace, name = key
@@ -78,6 +82,7 @@ class Reconciler:
         template: Object | None = None
         if not problems:
             template, problems = self._template(job, spec)
+            problems = problems or await self._dry_run(job, spec)
         wanted = None if problems else wanted_of(job, spec)
         try:
             observed = await self.observer.observe(raw, status_port=spec.status_port, capacity_for=template)
@@ -90,6 +95,22 @@ class Reconciler:
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)
         return await self._carry_out(decision, Subject(raw, job, spec, decision.status, observed), view)
+
+    async def _dry_run(self, job: ResumableTrainingJob, spec: EffectiveSpec) -> tuple[str, ...]:
+        """What the API server has against a placement of this spec. Raises TryLater, but not for a job that runs."""
+        digest, placement = spec_digest(job), job.status.placement
+        if not needed(job, digest):
+            return ()
+        next_one = Placement(placement.number + 1 if placement else 1, spec.nodes)
+        body = build_job(job, spec, next_one, self.settings)
+        try:
+            problem = await self.dry_run.problem(job.metadata.uid, digest, body)
+        except Unavailable as exc:
+            if placement is None or placement.released:
+                raise TryLater(str(exc)) from exc
+            log.info("%s/%s: no dry run now: %s", spec.namespace, spec.name, exc)
+            return ()
+        return (problem,) if problem else ()
 
     async def _carry_out(self, decision: Decision, subject: Subject, view: View) -> float | None:
         try:

@@ -9,17 +9,20 @@ import copy
 import itertools
 from typing import Any
 
-from rtj_operator.kube import AlreadyExists, Conflict, Kind, NotFound, Object
+from rtj_operator.kube import AlreadyExists, Conflict, Kind, KubeError, NotFound, Object
 
 Key = tuple[str, str, str]
 
 
 class FakeKube:
-    """Implements `Kube`. `log` lists every write as (verb, kind, name)."""
+    """Implements `Kube`. `log` lists every write as (verb, kind, name), `dry_runs` what was tried out as (kind, body);
+    `refusals` says how a dry run of a kind is answered."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.log: list[tuple[str, str, str]] = []
+        self.dry_runs: list[tuple[str, Object]] = []
+        self.refusals: dict[str, KubeError] = {}
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -50,8 +53,14 @@ class FakeKube:
         self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False
     ) -> Object:
         name = body["metadata"]["name"]
+        if dry_run:
+            self.dry_runs.append((kind.plural, copy.deepcopy(body)))
+            if (refusal := self.refusals.get(kind.plural)) is not None:
+                raise refusal
         if (kind.plural, namespace or "", name) in self.objects:
             raise AlreadyExists(f"{kind.plural} {name} exists", status=409)
+        if dry_run:
+            return copy.deepcopy(body)
         self.log.append(("create", kind.plural, name))
         stored = copy.deepcopy(body)
         stored["metadata"]["namespace"] = namespace or ""
