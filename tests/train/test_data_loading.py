@@ -12,7 +12,7 @@ from rank_world import RankWorld, topology
 from torch import nn
 
 from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
-from trainer_sidecar.train import Session, Streams
+from trainer_sidecar.train import ResumeRefused, Session, Streams
 from trainer_sidecar.train.order import rank_slice
 from trainer_sidecar.train.streams import StreamOrder
 
@@ -151,3 +151,43 @@ def test_a_stream_that_ends_or_is_empty_is_named() -> None:
         Streams(lambda stream, start: iter([0] * (2 - start)), 2).__getitems__([1, 3, 5])
     with pytest.raises(ValueError, match="stream 0 has no sample"):
         Streams.of_iterables([lambda: ()]).__getitems__([0])
+
+
+class Loader:
+    """Feeds itself and knows where it stands, as torchdata's StatefulDataLoader does."""
+
+    def __init__(self) -> None:
+        self.at, self.buffer = 0, [torch.zeros(2)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "buffer": self.buffer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.buffer = state["at"], state["buffer"]
+
+
+def test_a_loader_of_ones_own_goes_on_where_it_stood_on_the_same_mesh(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(plan: Any, loader: Loader, steps: int) -> None:
+        with rank_of(world, plan, monkeypatch):
+            parts = Parts()
+            with parts.session(data=None, per_rank={"loader": loader}, total_steps=steps) as session:
+                while not session.should_stop:
+                    loader.at, loader.buffer = loader.at + 10, [torch.full((2,), float(loader.at))]
+                    parts.model(torch.ones(4, 1)).sum().backward()
+                    parts.optimizer.step()
+                    session.step_end(0.0)
+
+    run(world.attempt(topology(1, 4, micro=4), checkpoint=POLICY), Loader(), 3)
+    loader = Loader()
+    run(world.attempt(topology(1, 4, micro=4), world.commit_of(3), checkpoint=POLICY), loader, 4)
+    assert loader.at == 40
+    assert torch.equal(loader.buffer[0], torch.tensor([30.0, 30.0]))
+    with (
+        rank_of(world, world.attempt(topology(1, 4), world.commit_of(3)), monkeypatch),
+        pytest.raises(
+            ResumeRefused, match=r"per_rank objects: \['loader'\] in the checkpoint, \[\] in this run"
+        ),
+    ):
+        Parts().session(data=None)

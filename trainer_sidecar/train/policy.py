@@ -108,7 +108,13 @@ class SavePolicy:
         content = Content(
             progress=self._cursor.progress(self._evidence.loss, self._evidence.grad_norm),
             reason=reason,
-            rank_state={"rng": rng.capture(self._env.device)},
+            rank_state={
+                "rng": rng.capture(self._env.device),
+                "objects": {
+                    key: tagged.encode(obj.state_dict(), f"per_rank/{key}")
+                    for key, obj in self._clockwork.per_rank.items()
+                },
+            },
             training_state=self._training_state(captured) if first else None,
             fingerprints=dict(self._clockwork.fingerprints) if first else {},
         )

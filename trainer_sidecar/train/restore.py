@@ -51,6 +51,8 @@ class Clockwork:
     fingerprints: Mapping[str, str]
     accept: Sequence[str] = ()
     """Patterns of changed fingerprints that the script consents to."""
+    per_rank: Mapping[str, Any] = field(default_factory=dict)
+    """Objects whose state belongs to one rank, such as a stateful data loader: same mesh only."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ class Restorer:
         )
         found += [str(d) for d in changed if d.stops]
         self._changed = [d for d in changed if not d.stops]
+        found += self._per_rank_differences(opened)
         found += trainable.differences(self.state.wrapped, saved.trainable, now.trainable)
         if sorted(map(sorted, saved.aliases)) != sorted(map(sorted, now.aliases)):
             found.append(f"tied parameters: {saved.aliases} in the checkpoint, {now.aliases} in this run")
@@ -147,6 +150,22 @@ class Restorer:
             raise ResumeRefused(found)
         for difference in self._changed if self.env.rank == 0 else ():
             log.warning("%s", difference)
+
+    def _per_rank_differences(self, opened: m.RestoreOpened) -> list[str]:
+        """Read this rank's own state; on another mesh, rank 0's tells whether there is any."""
+        mesh = self.env.plan.topology.mesh
+        same = opened.manifest.topology.mesh == mesh
+        reply = self.env.client.ask(m.AskRankState(rank=self.env.rank if same else 0), m.RankStateReply)
+        self._rank_state = reply.rank_state
+        saved, now = self._rank_state.get("objects", {}).keys(), self.clockwork.per_rank.keys()
+        if saved != now:
+            return [f"per_rank objects: {sorted(saved)} in the checkpoint, {sorted(now)} in this run"]
+        if now and not same:
+            return [
+                f"per_rank objects {sorted(now)} were saved on {opened.manifest.topology.mesh} and cannot be shared "
+                f"out on {mesh}: resume on the same mesh, or let the session feed the data (data=, Streams)"
+            ]
+        return []
 
     def _materialise(self, opened: m.RestoreOpened) -> dict[str, Any]:
         """Optimizer state and the state dicts of extra objects, not loaded yet. Returns the latter."""
@@ -211,6 +230,8 @@ class Restorer:
             scheduler.load_state_dict(tagged.decode(document))
         if self.clockwork.scaler is not None:
             self.clockwork.scaler.load_state_dict(tagged.decode(saved.scaler))
+        for key, obj in self.clockwork.per_rank.items():
+            obj.load_state_dict(tagged.decode(self._rank_state["objects"][key]))
         self.cursor.restore(opened.manifest.progress)
         self._masked = trainable.restore(self.state.model, saved.trainable)
 
@@ -248,8 +269,7 @@ class Restorer:
         """RNG is the last thing restored; on another mesh every rank derives its own."""
         env, mesh = self.env, self.env.plan.topology.mesh
         if opened.manifest.topology.mesh == mesh:
-            reply = env.client.ask(m.AskRankState(rank=env.rank), m.RankStateReply)
-            rng.restore(reply.rank_state["rng"], env.device)
+            rng.restore(self._rank_state["rng"], env.device)
             return []
         rng.derive(self.clockwork.seed, opened.manifest.progress.step, env.dp_rank, env.device)
         return [f"rng of dp rank {r} from (seed, step, dp rank)" for r in range(mesh.dp)]

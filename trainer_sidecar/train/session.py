@@ -113,6 +113,7 @@ class Session:
         drop_last: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         extra: Mapping[str, Any] | None = None,
+        per_rank: Mapping[str, Any] | None = None,
         fingerprints: Mapping[str, str] | None = None,
         accept: Sequence[str] = (),
         device: str | None = None,
@@ -120,7 +121,8 @@ class Session:
         """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
 
         `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]), `Streams`, or None when the script
-        feeds itself; the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict;
+        feeds itself; the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict,
+        equal on all ranks; those in `per_rank` (a stateful loader) differ and can be restored on the same mesh only;
         `fingerprints` come from `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are
         patterns of changes that you consent to in this attempt (`training.*`). Raises EnvironmentMissing,
         ResumeRefused, SidecarLost, Fenced, ValueError.
@@ -140,7 +142,9 @@ class Session:
         axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
         state = State(model, optimizers, extra or {}, env.world_size, axes)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
-        clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept))
+        clockwork = Clockwork(
+            schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept), per_rank or {}
+        )
         return cls(env, state, clockwork, cursor, Feed(data, collate, total_steps))
 
     @property

@@ -33,7 +33,7 @@ class Streams:
 
     @staticmethod
     def of_iterables(sources: Sequence[Callable[[], Any]]) -> Streams:
-        """Each source makes a fresh iterable. A resume reads and drops what was consumed: `open_at` may seek instead."""
+        """Each source makes a fresh iterable. A resume reads and drops what was consumed; `open_at` can seek."""
         return Streams(lambda stream, start: _skip(sources[stream], stream, start), len(sources))
 
     def __getitems__(self, ids: Sequence[int]) -> list[Any]:
