@@ -4,7 +4,6 @@ A write that was refused because somebody else wrote first ends the pass: the ne
 """
 
 import asyncio
-import base64
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,8 @@ from typing import Protocol, TypeVar
 from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.api.names import LABEL_UID
+from rtj_operator.conditions import Reason
+from rtj_operator.credentials import BadSecret, credentials_of
 from rtj_operator.decide.actions import (
     Action,
     CreateJob,
@@ -34,7 +35,7 @@ from rtj_operator.faults import (
     AFTER_STATUS_WRITE,
     Faults,
 )
-from rtj_operator.fencing import FenceOrder, Stores, conflict_of, fence
+from rtj_operator.fencing import FenceOrder, FenceTrouble, Stores, conflict_of, fence
 from rtj_operator.kube import (
     JOBS,
     PODS,
@@ -43,6 +44,7 @@ from rtj_operator.kube import (
     AlreadyExists,
     Conflict,
     Forbidden,
+    Invalid,
     Kube,
     NotFound,
     Object,
@@ -50,6 +52,7 @@ from rtj_operator.kube import (
 )
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import Placement, PodSettings, build_job
+from rtj_operator.standing import standing
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 
 T = TypeVar("T")
@@ -57,11 +60,14 @@ log = logging.getLogger(__name__)
 MOST_AT_ONCE = 32
 MOST_STORE_CALLS = 6
 """Fewer than the workers of a process (8): with all of them at stores that hang, no other job would be looked at."""
-CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 class ForeignObject(Exception):
     """An object that is not ours stands where ours should: never touched, shown to the user."""
+
+
+class StatusRefused(Exception):
+    """The status fails the CRD's validation: trying again changes nothing until the CRD or the object does (O14)."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,27 @@ class Applier:
         self._store_threads = ThreadPoolExecutor(MOST_STORE_CALLS, thread_name_prefix="store")
 
     async def apply(self, actions: Sequence[Action], subject: Subject) -> None:
-        """All actions in order. Raises KubeError, FenceTrouble, ForeignObject; what was done until then stands."""
+        """All actions in order. Raises KubeError, FenceTrouble, ForeignObject; what was done until then stands.
+
+        A status that is refused ends only what is new (`standing`): StatusRefused comes after the rest was done.
+        """
+        refused: Invalid | None = None
         for action in actions:
-            await self._one(action, subject)
+            allowed = action if refused is None else standing(action, subject.job, subject.observed)
+            if allowed is None:
+                continue
+            try:
+                await self._one(allowed, subject)
+            except Invalid as exc:
+                if not isinstance(allowed, WriteStatus):
+                    raise
+                refused = exc
+        if refused is not None:
+            raise StatusRefused(
+                f"the API server refuses the status of {subject.namespace}/{subject.job.metadata.name}: "
+                f"{refused.sentence}. The CRD does not fit this object or this operator: install the CRD of this "
+                "version. What was decided before goes on, nothing new is begun"
+            ) from refused
 
     async def _one(self, action: Action, subject: Subject) -> None:
         match action:
@@ -210,15 +234,20 @@ class Applier:
             return await asyncio.get_running_loop().run_in_executor(self._store_threads, act)
 
     async def _credentials(self, spec: EffectiveSpec) -> dict[str, str]:
-        """The store's credentials from the job's Secret, if it may be read; else the operator's own."""
+        """The store's credentials from the job's Secret, if it may be read; else the operator's own.
+
+        Raises FenceTrouble for what cannot be credentials.
+        """
         place = spec.store
         try:
             secret = await self._kube.get(SECRETS, spec.namespace, place.secret)
         except (NotFound, Forbidden) as exc:
             log.debug("Secret %s/%s: %s", spec.namespace, place.secret, exc)
             return {}
-        data = secret.get("data") or {}
-        return {k: base64.b64decode(data[k]).decode() for k in CREDENTIALS if data.get(k)}
+        try:
+            return credentials_of(secret)
+        except BadSecret as exc:
+            raise FenceTrouble(Reason.STORE_ACCESS_DENIED, str(exc)) from exc
 
     async def publish(self, plan: Plan, pods: Sequence[tuple[str, str]], namespace: str) -> None:
         """The plan as annotation on these pods: pod 0's sidecar first, since the others report to it."""

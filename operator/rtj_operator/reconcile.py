@@ -14,10 +14,10 @@ from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainin
 from rtj_operator.api.base import dig
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
 from rtj_operator.api.validation import validate
-from rtj_operator.apply import Applier, ForeignObject, Subject
-from rtj_operator.conditions import Reason
+from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
+from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, View, Wanted, decide
-from rtj_operator.decide.actions import FenceAndPublish
+from rtj_operator.decide.actions import Event, FenceAndPublish
 from rtj_operator.decide.trouble import Trouble, troubled
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
@@ -118,6 +118,10 @@ class Reconciler:
         except Conflict as exc:
             log.info("%s/%s: somebody wrote first, looking again: %s", *_key(subject), exc)
             return 0.05
+        except StatusRefused as exc:
+            key = f"status-refused/{subject.job.metadata.generation}"
+            await self.events.post(subject.raw, (Event(EventReason.INVALID, str(exc), key, warning=True),))
+            raise TryLater(str(exc)) from exc
         except (FenceTrouble, ForeignObject, Invalid, Forbidden) as exc:
             await self._say(subject, view, trouble_of(exc))
             raise TryLater(str(exc)) from exc
@@ -133,10 +137,10 @@ class Reconciler:
         try:
             raw = await self.kube.get(RTJ, subject.namespace, subject.job.metadata.name)
             status, event = troubled(view, parse_job(raw).status, trouble)
+            await self.events.post(raw, (event,))
             if status != parse_job(raw).status:
                 fresh = Subject(raw, subject.job, subject.spec, status, subject.observed)
                 await self.applier.write_status(status, fresh)
-            await self.events.post(raw, (event,))
         except (Conflict, NotFound, Unavailable, Invalid, Forbidden) as exc:
             log.warning(
                 "%s/%s: %s (and it could not be written into the status: %s)", *_key(subject), trouble, exc
