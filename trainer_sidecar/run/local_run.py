@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import Order, Plan
-from trainer_sidecar.contract.restore_fault import parse_restore_fault
+from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
 from trainer_sidecar.run.fence_watch import FenceWatch
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
@@ -28,6 +29,7 @@ from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probe import probe_store
 from trainer_sidecar.store.quarantine import accuse
+from trainer_sidecar.store.reread import confirmed
 
 POLL_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 30.0
@@ -241,10 +243,25 @@ class LocalRun:
         fault = parse_restore_fault(outcome.message, plan.restore.checkpoint_id)
         if fault is None:
             return False
-        entry = accuse(self._journal, fault, owner=self._settings.owner, writer=self._writer)
+        found = self._confirmed(fault)
+        if found is None:
+            sentence = f"checkpoint {fault.checkpoint_id} is not quarantined, read again it is whole: {fault.reason}"
+            self._events.tell("NotConfirmed", sentence)
+            return self._spend_budget(plan)
+        entry = accuse(self._journal, found, owner=self._settings.owner, writer=self._writer)
         sentence = f"checkpoint {fault.checkpoint_id}: {fault.reason}; the one before is tried"
         self._events.tell("Quarantined", sentence, entry=entry.seq if entry else None)
         return True
+
+    def _confirmed(self, fault: RestoreFault) -> RestoreFault | None:
+        """The accusation, when this process finds the object bad too: its text came out of the trainer (R24)."""
+        history = self._journal.refresh()
+        if not history.restorable(fault.checkpoint_id):
+            return fault  # retired or quarantined meanwhile: the verdict will be dropped, another point is picked
+        point = history.restore_point_of(fault.checkpoint_id)
+        source = point.source
+        keys = RunKeys(source.namespace, source.run_id) if source else self._journal.keys
+        return confirmed(self._journal.store, keys, point, fault)
 
     def _await_commit(self) -> None:
         """All ranks have sealed: their save outlives them and is worth a moment."""
