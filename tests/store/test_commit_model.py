@@ -23,7 +23,7 @@ def test_every_reachable_state_keeps_the_invariants() -> None:
         ("R2", "stands twice"),
         ("R3", "lacks a shard"),
         ("R4", "after the fence"),
-        ("R5", "starts from 0"),
+        ("R5", "commits after the fence"),
         ("R9", "stands twice"),
         ("R12", "lacks a shard"),
     ],
