@@ -118,6 +118,8 @@ class Reason(StrEnum):
     NOTHING_RESTORABLE = "NothingRestorable"
     FORK_SOURCE_UNUSABLE = "ForkSourceUnusable"
     GRACE_TOO_SHORT = "GraceTooShort"
+    ATTEMPT_SUPERSEDED = "AttemptSuperseded"
+    STATUS_BEHIND = "StatusBehind"
     # ends
     RUNNING = "Running"
     FINISHED = "Finished"
@@ -194,6 +196,8 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.FORK_SOURCE_UNUSABLE: "resumeFrom names nothing that a run could start from.",
     Reason.NOTHING_RESTORABLE: "Commits exist and none can be restored; it does not start from scratch.",
     Reason.GRACE_TOO_SHORT: "The pods' grace period is shorter than a save takes.",
+    Reason.ATTEMPT_SUPERSEDED: "A later attempt than the status' own stands in the journal; another one is started.",
+    Reason.STATUS_BEHIND: "A Job of a later placement than the status' own exists: the status was set back.",
     Reason.RUNNING: "Not ended.",
     Reason.FINISHED: "The ranks finished and their last save is committed.",
     Reason.TOO_MANY_FAILURES: "restart.maxAttemptsWithoutProgress failures in a row without a newer commit.",

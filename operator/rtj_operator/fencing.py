@@ -36,6 +36,7 @@ from trainer_sidecar.store.fence import (
     NothingRestorableError,
     RunExistsError,
     RunTakenOverError,
+    SupersededError,
     fence_and_pick,
 )
 from trainer_sidecar.store.forks import release_source
@@ -282,6 +283,7 @@ def trouble(exc: Exception) -> FenceTrouble:
         (RunTakenOverError, Reason.RUN_TAKEN_OVER, True),
         (RunExistsError, Reason.RUN_EXISTS, True),
         (ForkSourceError, Reason.FORK_SOURCE_UNUSABLE, True),
+        (SupersededError, Reason.ATTEMPT_SUPERSEDED, False),
         (NothingRestorableError, Reason.NOTHING_RESTORABLE, True),
         (JournalLostError, Reason.JOURNAL_LOST, False),
         (FormatTooNewError, Reason.SCHEMA_MISMATCH, False),

@@ -11,6 +11,7 @@ from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
+from rtj_operator.decide.behind import status_behind
 from rtj_operator.decide.ends import fail, stop_pods
 from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
 from rtj_operator.decide.observed import Observed
@@ -85,12 +86,6 @@ def spec_refused(view: View) -> Step | None:
     return Step(status, (), 60.0, (event,))
 
 
-def stale_read(view: View) -> Step | None:
-    """A Job with a higher number than the status: the status was read before another operator's write."""
-    newest = max((j.placement for j in view.observed.jobs), default=0)
-    return Step(view.status, (), 0.2) if view.status.placement is not None and newest > view.number else None
-
-
 def run_of_another(view: View) -> Step | None:
     """Before the first attempt: the run belongs to another object, or it is about to be known whether it does."""
     if view.status.attempt is not None:
@@ -141,7 +136,7 @@ CHECKS: tuple[Check, ...] = (
     managed_elsewhere,
     already_over,
     spec_refused,
-    stale_read,
+    status_behind,
     suspended,
     deadline_passed,
     run_of_another,

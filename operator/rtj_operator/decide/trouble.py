@@ -7,6 +7,7 @@ from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import View, told
+from rtj_operator.text import printable
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,21 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     status = told(status, phase, trouble.reason, message)
     if trouble.final:
         status = status.model_copy(update={"ended_at": view.time})
+    if trouble.reason is Reason.ATTEMPT_SUPERSEDED:
+        status = _given_up(view, status, trouble)
     event_reason = EventReason.FAILED if trouble.final else EventReason.STORE_TROUBLE
     number = status.attempt.number if status.attempt else 0
     key = f"trouble/{view.number}/{number}/{trouble.reason}"
     degraded = (trouble.reason.value, trouble.message)
     return with_conditions(view, status, degraded), Event(event_reason, message[:1000], key, warning=True)
+
+
+def _given_up(view: View, status: JobStatus, trouble: Trouble) -> JobStatus:
+    """The attempt that was meant can never be fenced under its nonce: closed, so that another one is begun (R9)."""
+    meant, attempt = view.status.attempt, status.attempt
+    if meant is None or attempt is None or meant.nonce != attempt.nonce or not status.attempts:
+        return status
+    last = status.attempts[-1].model_copy(
+        update={"ended_at": view.time, "outcome": "Superseded", "message": printable(trouble.message)[:1024]}
+    )
+    return status.model_copy(update={"attempts": [*status.attempts[:-1], last]})
