@@ -129,11 +129,11 @@ def test_what_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
     record = mine.start(processes.Spec("stubborn", ["sh", "-c", script]))
     log = at(tmp_path).logs / "stubborn.log"
-    assert processes.until(lambda: log.read_text() == "ready\n", 5)
+    assert processes.until(lambda: log.read_text() == "ready\n", 30)
     started = time.monotonic()
     mine.stop(["stubborn"], grace=0.3)
     assert not record.alive
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     processes.kill_until_gone(mine.marked)
 
 

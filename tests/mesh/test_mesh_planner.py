@@ -237,6 +237,6 @@ def test_the_largest_spec_is_planned_at_once_even_when_nothing_works() -> None:
     hopeless = MeshSpec(nodes=4096, ranks_per_node=8, global_batch=7, min_nodes=1, max_nodes=4096, tp=3)
     began = time.perf_counter()
     found = plan(hopeless, 4096)
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 20  # 0.1 s on an idle core; hours if it searched
     assert isinstance(found, Refusal)
     assert found.sentence.endswith("no size works")

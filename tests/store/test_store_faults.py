@@ -226,7 +226,7 @@ def test_a_store_that_is_not_there_is_unavailable(proxy: FaultProxy) -> None:
     begin = time.monotonic()
     with pytest.raises(UnavailableError, match="endpoint"):
         store.create("slot", b"")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_a_missing_bucket_is_named(s3_endpoint: str) -> None:
