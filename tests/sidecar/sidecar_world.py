@@ -31,6 +31,7 @@ from trainer_sidecar.contract.plan import Endpoint, Plan
 from trainer_sidecar.contract.status import SaveOutcome, SidecarStatus
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.contract.volume import BufferState, Volume, pack_control, unpack_control
+from trainer_sidecar.sidecar.report_auth import SIGNATURE_HEADER, sign_report
 from trainer_sidecar.sidecar.sidecar import Sidecar
 from trainer_sidecar.store.base import Store
 from trainer_sidecar.store.history import History
@@ -120,8 +121,14 @@ class Pod:
     def get(self, path: str) -> tuple[int, bytes]:
         return self.request(path, None)
 
-    def request(self, path: str, body: bytes | None) -> tuple[int, bytes]:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body)
+    def report(self, body: bytes, nonce: str) -> tuple[int, bytes]:
+        """POST a report, signed with a nonce."""
+        return self.request("/report", body, {SIGNATURE_HEADER: sign_report(nonce, body)})
+
+    def request(
+        self, path: str, body: bytes | None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers or {})
         try:
             with urllib.request.urlopen(request, timeout=5) as response:
                 return response.status, response.read()

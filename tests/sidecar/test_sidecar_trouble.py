@@ -197,7 +197,7 @@ def test_hostile_reports_are_refused_and_never_believed(make_world: MakeWorld) -
     world.ranks = [rank]
     save = world.save(3)
     for body, code in ((b"{", 400), (b"[]", 400), (b'{"podIndex":1}', 400), (b"\xff", 400)):
-        assert pod.request("/report", body)[0] == code
+        assert pod.report(body, plan.nonce)[0] == code
     assert pod.request("/elsewhere", b"{}")[0] == 404
     with socket.create_connection(("127.0.0.1", pod.port), timeout=5) as raw:
         raw.sendall(b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
@@ -210,8 +210,9 @@ def test_hostile_reports_are_refused_and_never_believed(make_world: MakeWorld) -
         sealed=[1],
         uploaded=[1, 5_000_000, -3],
     )
-    assert pod.request("/report", lie.model_copy(update={"contract_version": 99}).to_bytes())[0] == 409
-    code, body = pod.request("/report", lie.to_bytes())
+    other = lie.model_copy(update={"contract_version": 99})
+    assert pod.report(other.to_bytes(), plan.nonce)[0] == 409
+    code, body = pod.report(lie.to_bytes(), plan.nonce)
     assert code == 200
     assert json.loads(body)["outcome"] == "InFlight"
     eventually(lambda: rank.outcome(save).outcome is SaveOutcome.IN_FLIGHT, "still in flight")

@@ -62,18 +62,21 @@ class Coordinator:
         self._wake.set()
 
     def answer(self, report: PeerReport) -> PeerReply:
-        """Take a peer's report as a hint and tell it what became of the save it asks about."""
+        """Take a peer's report as a hint and tell it what became of the save it asks about.
+
+        A pod speaks for its own ranks only: nobody else's part is given up because of it.
+        """
         plan = self._plan
         epoch = plan.epoch if plan else 0
         if report.save_id is None:
             return PeerReply(epoch=epoch)
         if plan and report.epoch == plan.epoch:
-            ours = set(range(plan.topology.mesh.world_size))
+            theirs = _ranks_of(report.pod_index, plan)
             self._saves.hint(
                 report.save_id,
-                set(report.sealed) & ours,
-                set(report.uploaded) & ours,
-                {rank: reason for rank, reason in report.faults.items() if rank in ours},
+                set(report.sealed) & theirs,
+                set(report.uploaded) & theirs,
+                {rank: reason[:1024] for rank, reason in report.faults.items() if rank in theirs},
             )
             self.wake()
         reply = self._saves.reply(report.save_id)
@@ -203,3 +206,9 @@ class Coordinator:
         else:
             self._saves.settle(save, SaveOutcome.FAILED, None, entry.reason)
             self.on_abort(save.checkpoint_id)
+
+
+def _ranks_of(pod: int, plan: Plan) -> set[int]:
+    """Ranks that another pod may speak for; none for an index that no other pod has."""
+    per = plan.topology.ranks_per_node
+    return set(range(pod * per, (pod + 1) * per)) if 0 < pod < plan.topology.nodes else set()

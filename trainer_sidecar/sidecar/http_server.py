@@ -1,26 +1,33 @@
 """HTTP of the sidecar: status and metrics to read, reports of other sidecars to take. No store secret passes here.
 
-Everybody in the pod network can reach this port, so a request is limited in size and time, and a report is validated
-and only ever a hint.
+Everybody in the pod network can reach this port, so a request is limited in size and in time as a whole (a client that
+sends a byte now and then must not hold a slot), and a report counts only when it is signed (`report_auth`); then it is
+validated, and only ever a hint.
 """
 
+import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SidecarStatus
+from trainer_sidecar.sidecar.report_auth import SIGNATURE_HEADER, ReportKeys
 
 log = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 1024 * 1024
 _TIMEOUT_SECONDS = 5
+"""For a whole request, from its connection to its answer, and for a free slot."""
 _MAX_REQUESTS = 64
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class Pages:
     metrics: Callable[[], bytes]
     report: Callable[[PeerReport], PeerReply | None]
     """None: this pod is not the coordinator."""
+    report_keys: ReportKeys = field(default_factory=ReportKeys)
+    """Without a plan there are none, and every report is refused."""
 
 
 class HttpServer:
@@ -62,6 +71,8 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.Semaphore(_MAX_REQUESTS)
+        self._lock = threading.Lock()
+        self._due: dict[socket.socket, float] = {}
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -72,16 +83,37 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: object, client_address: object) -> None:
         """A slot before a thread: what comes beyond waits in the kernel, and costs no thread here."""
-        if not self._slots.acquire(timeout=_TIMEOUT_SECONDS):
-            self.shutdown_request(request)  # type: ignore[arg-type]
-            return
-        super().process_request(request, client_address)  # type: ignore[arg-type]
+        assert isinstance(request, socket.socket)
+        until = time.monotonic() + _TIMEOUT_SECONDS
+        while not self._slots.acquire(timeout=_LOOK_SECONDS):
+            self.service_actions()
+            if time.monotonic() > until:
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._due[request] = time.monotonic() + _TIMEOUT_SECONDS
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: object, client_address: object) -> None:
         try:
             super().process_request_thread(request, client_address)  # type: ignore[arg-type]
         finally:
             self._slots.release()
+
+    def service_actions(self) -> None:
+        """End requests that are past their deadline: their threads read an end of file. Called every half second."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [r for r, due in self._due.items() if due <= now]:
+                del self._due[request]
+                with contextlib.suppress(OSError):  # the client has gone already
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: object) -> None:
+        assert isinstance(request, socket.socket)
+        with self._lock:
+            self._due.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         log.debug("a request ended early", exc_info=True)
@@ -117,8 +149,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isascii() or not length.isdigit() or int(length) > MAX_REPORT_BYTES:
             self._refuse(413, f"a report needs a Content-Length of at most {MAX_REPORT_BYTES}")
             return
+        body = self.rfile.read(int(length))
+        epoch = self.pages.report_keys.epoch_of(body, self.headers.get(SIGNATURE_HEADER, ""))
+        if epoch is None:
+            self._refuse(403, f"{SIGNATURE_HEADER} is not of a plan of this run that this sidecar has")
+            return
         try:
-            report = PeerReport.model_validate_json(self.rfile.read(int(length)))
+            report = PeerReport.model_validate_json(body)
         except ValidationError as exc:
             self._refuse(400, f"malformed report: {exc.error_count()} errors")
             return
@@ -127,18 +164,31 @@ class _Handler(BaseHTTPRequestHandler):
                 409, f"contract version {report.contract_version}, this sidecar has {CONTRACT_VERSION}"
             )
             return
+        if report.epoch != epoch:
+            self._refuse(403, f"signed for epoch {epoch}, the report is of epoch {report.epoch}")
+            return
         reply = self.pages.report(report)
         if reply is None:
             self._refuse(421, "this pod is not the coordinator: report to pod 0")
             return
-        self._send(200, reply.to_bytes())
+        data = reply.to_bytes()
+        signature = self.pages.report_keys.reply_signature(epoch, data)
+        self._send(200, data, headers={SIGNATURE_HEADER: signature})
 
     def _refuse(self, code: int, reason: str) -> None:
         self.close_connection = True
         self._send(code, f"{reason}\n".encode(), "text/plain; charset=utf-8")
 
-    def _send(self, code: int, body: bytes, kind: str = "application/json") -> None:
+    def _send(
+        self,
+        code: int,
+        body: bytes,
+        kind: str = "application/json",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

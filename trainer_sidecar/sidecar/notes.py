@@ -1,9 +1,11 @@
-"""The sidecar's own notes in `w/sidecar.json`: which epochs it has served, which saves have an outcome.
+"""The sidecar's own notes in `w/sidecar.json`: epochs it has served, saves that have an outcome or were given up.
 
 A buffer is freed only after its save's outcome stands here (protocol R6); so a crash in between frees it again, and
-never hands out a buffer whose save might still need its bytes.
+never hands out a buffer whose save might still need its bytes. A rank says only once that it gave its part up: a
+sidecar that dies before the save is aborted must know it afterwards, or the others' parts would wait for ever.
 """
 
+import itertools
 import logging
 import threading
 from pathlib import Path
@@ -18,6 +20,9 @@ log = logging.getLogger(__name__)
 
 KEPT = 64
 """Outcomes remembered: ranks and peers ask only about recent saves."""
+KEPT_GIVEN_UP = 8
+_NOTED_RANKS = 16
+"""Of one save: one is enough to end it, and the file must stay small."""
 _LIMIT = 1024 * 1024
 
 
@@ -32,8 +37,17 @@ class SaveNote(Document):
     detail: str = ""
 
 
+class GiveUpNote(Document):
+    """A save that can never be whole: ranks that could not stage their part, with the reason."""
+
+    save_id: str
+    epoch: int
+    ranks: dict[int, str]
+
+
 class _File(Document):
     epoch: int = 0
+    given_up: list[GiveUpNote] = Field(default_factory=list)
     saves: list[SaveNote] = Field(default_factory=list)
 
 
@@ -73,8 +87,28 @@ class Notes:
             known = next((s for s in self._file.saves if s.save_id == note.save_id), None)
             if known is not None:
                 return known
-            self._save(self._file.model_copy(update={"saves": [*self._file.saves, note][-KEPT:]}))
+            change: dict[str, object] = {"saves": [*self._file.saves, note][-KEPT:]}
+            if note.outcome is SaveOutcome.COMMITTED:  # what was given up before it is history
+                change["given_up"] = []
+            self._save(self._file.model_copy(update=change))
             return note
+
+    def given_up(self, epoch: int) -> dict[str, dict[int, str]]:
+        """Saves of an epoch that were given up and have no outcome yet, oldest first: save id -> rank -> reason."""
+        with self._lock:
+            ended = {s.save_id for s in self._file.saves}
+            found = [n for n in self._file.given_up if n.epoch == epoch and n.save_id not in ended]
+            return {n.save_id: dict(n.ranks) for n in found}
+
+    def give_up(self, save_id: str, epoch: int, ranks: dict[int, str]) -> None:
+        """Remember that ranks have given a save up; the first `_NOTED_RANKS` of them. Raises OSError."""
+        kept = {rank: reason[:1024] for rank, reason in itertools.islice(ranks.items(), _NOTED_RANKS)}
+        note = GiveUpNote(save_id=save_id, epoch=epoch, ranks=kept)
+        with self._lock:
+            if note in self._file.given_up:
+                return
+            others = [n for n in self._file.given_up if n.save_id != save_id and n.epoch == epoch]
+            self._save(self._file.model_copy(update={"given_up": [*others, note][-KEPT_GIVEN_UP:]}))
 
     def _save(self, file: _File) -> None:
         workdir.write_file(self._path, file.to_bytes())

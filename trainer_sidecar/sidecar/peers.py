@@ -2,7 +2,8 @@
 
 Every other pod posts a `PeerReport` to the coordinator, whose address is in the plan, every two seconds and at once on
 change; the reply is the ping back and tells the outcome of the save. Silence of ten seconds means lost, both ways. A
-peer that gets no reply reads the journal itself, so that a commit is learned though pod 0 died after it.
+peer that gets no reply reads the journal itself, so that a commit is learned though pod 0 died after it. Reports and
+replies are signed (`report_auth`): an address that was given to somebody else meanwhile neither hears nor answers.
 """
 
 import http.client
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SaveOutcome
+from trainer_sidecar.sidecar.report_auth import SIGNATURE_HEADER, is_reply_of, sign_report
 from trainer_sidecar.sidecar.run import Run
 from trainer_sidecar.sidecar.save import Save
 from trainer_sidecar.sidecar.saves import FINAL, Saves
@@ -147,14 +149,18 @@ class Reporter:
 
 
 def post_report(plan: Plan, report: PeerReport) -> PeerReply:
-    """Send a report. Raises OSError, HTTPException or ValueError when there is no proper reply."""
+    """Send a report, signed. Raises OSError, HTTPException or ValueError when there is no proper, signed reply."""
+    body = report.to_bytes()
+    headers = {"Content-Type": "application/json", SIGNATURE_HEADER: sign_report(plan.nonce, body)}
     connection = http.client.HTTPConnection(plan.coordinator.address, plan.coordinator.port, timeout=_TIMEOUT)
     try:
-        connection.request("POST", "/report", report.to_bytes(), {"Content-Type": "application/json"})
+        connection.request("POST", "/report", body, headers)
         response = connection.getresponse()
         data = response.read(_MAX_REPLY)
         if response.status != 200:
             raise ValueError(f"coordinator answered {response.status}: {data[:200]!r}")
+        if not is_reply_of(plan.nonce, data, response.headers.get(SIGNATURE_HEADER, "")):
+            raise ValueError(f"the reply is not signed by a sidecar with the plan of epoch {plan.epoch}")
         return PeerReply.model_validate_json(data)
     finally:
         connection.close()

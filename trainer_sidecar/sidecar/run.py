@@ -75,7 +75,10 @@ class Run:
         self._reading, self._appending = threading.Lock(), threading.Lock()
         self._reader: Journal | None = None
         self._appender: Journal | None = None
+        self._noting = threading.Lock()
         self._last: CommittedStatus | None = None
+        self._seen = 0
+        """Newest journal entry that `_last` rests on: a look that began earlier and ends later changes nothing."""
         self._sound = False
         """Whether the store was probed well, or may not be probed."""
 
@@ -221,27 +224,33 @@ class Run:
 
     def saw_commit(self, progress: Progress, checkpoint_id: str, sequence: int | None) -> None:
         """A commit that the coordinator told of; the journal's own word follows with the next look."""
-        if sequence is None or (self._last is not None and self._last.sequence >= sequence):
-            return
-        self._last = CommittedStatus(
-            step=progress.step,
-            samples=progress.samples,
-            checkpoint_id=checkpoint_id,
-            sequence=sequence,
-            time=time.time(),
-        )
+        with self._noting:
+            if sequence is None or sequence <= self._seen:
+                return
+            self._seen = sequence
+            self._last = CommittedStatus(
+                step=progress.step,
+                samples=progress.samples,
+                checkpoint_id=checkpoint_id,
+                sequence=sequence,
+                time=time.time(),
+            )
 
     def _note_commit(self, history: History, epoch: int) -> None:
         newest = next(iter(history.lineage), None)
         if newest is None or newest.epoch > epoch:
             return
-        self._last = CommittedStatus(
-            step=newest.step,
-            samples=newest.samples,
-            checkpoint_id=newest.checkpoint_id,
-            sequence=newest.seq,
-            time=newest.time,
-        )
+        with self._noting:
+            if history.tail < self._seen:
+                return
+            self._seen = history.tail
+            self._last = CommittedStatus(
+                step=newest.step,
+                samples=newest.samples,
+                checkpoint_id=newest.checkpoint_id,
+                sequence=newest.seq,
+                time=newest.time,
+            )
 
 
 def _usable(act: Callable[[], _T]) -> _T:

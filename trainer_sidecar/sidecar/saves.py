@@ -17,7 +17,7 @@ from trainer_sidecar.contract.status import SaveOutcome
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.buffers import RankStage
 from trainer_sidecar.sidecar.metrics import Metrics
-from trainer_sidecar.sidecar.notes import Notes, SaveNote
+from trainer_sidecar.sidecar.notes import KEPT_GIVEN_UP, Notes, SaveNote
 from trainer_sidecar.sidecar.part_upload import PartRefusedError, check_seal, make_part, upload_shard
 from trainer_sidecar.sidecar.retry import StoppedError, keep_trying
 from trainer_sidecar.sidecar.run import Run
@@ -27,7 +27,6 @@ from trainer_sidecar.store.base import ChecksumRefusedError
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_GIVEN_UP_KEPT = 8
 FINAL = (SaveOutcome.COMMITTED, SaveOutcome.FAILED, SaveOutcome.FENCED)
 
 
@@ -56,8 +55,12 @@ class Saves:
         """Serve a plan's epoch. Returns the save of an older epoch that was in flight: its uploads are stopped,
         its outcome is to be settled from the journal."""
         with self._lock:
-            if self._plan is not None and self._plan.epoch != plan.epoch:
+            if self._plan is None or self._plan.epoch != plan.epoch:
                 self._given_up.clear()
+                for save_id, ranks in self._notes.given_up(
+                    plan.epoch
+                ).items():  # said before this process started
+                    self._remember_given_up(save_id, ranks)
             self._plan = plan
             old = self._current
             if old is None or old.epoch == plan.epoch:
@@ -213,9 +216,20 @@ class Saves:
             if save_id not in self._given_up:
                 rank, reason = next(iter(faults.items()))
                 self._count_failure(f"rank {rank}: {reason}")
-            self._given_up.setdefault(save_id, {}).update(faults)
-            while len(self._given_up) > _GIVEN_UP_KEPT:
+            known = self._given_up.setdefault(save_id, {})
+            news = {rank: reason for rank, reason in faults.items() if rank not in known}
+            known.update(news)
+            while len(self._given_up) > KEPT_GIVEN_UP:
                 del self._given_up[next(iter(self._given_up))]
+            if news and self._plan is not None:
+                self._note_given_up(save_id, self._plan.epoch, known)
+
+    def _note_given_up(self, save_id: str, epoch: int, ranks: dict[int, str]) -> None:
+        try:
+            self._notes.give_up(save_id, epoch, dict(ranks))
+        except OSError as exc:
+            # A full volume is a usual reason to give up: it is known here all the same, and asked again by rank 0.
+            log.warning("a give-up could not be noted", extra={"save": save_id[:8], "reason": str(exc)})
 
     def hint(self, save_id: str, sealed: set[int], uploaded: set[int], faults: dict[int, str]) -> None:
         """What another pod's sidecar says about its ranks. Only a hint: it makes the coordinator look."""

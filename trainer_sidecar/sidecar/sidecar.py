@@ -21,6 +21,7 @@ from trainer_sidecar.sidecar.peers import Heard, Reporter
 from trainer_sidecar.sidecar.plan_watch import PlanWatch
 from trainer_sidecar.sidecar.rank_requests import RankRequests
 from trainer_sidecar.sidecar.ranks import Ranks
+from trainer_sidecar.sidecar.report_auth import ReportKeys
 from trainer_sidecar.sidecar.restores import Restores
 from trainer_sidecar.sidecar.run import Run
 from trainer_sidecar.sidecar.saves import Saves
@@ -64,9 +65,9 @@ class Sidecar:
         self.requests = RankRequests(
             self.plans, self.ranks, self.saves, self.restores, self.evidence, Frozen(volume, self.run)
         )
-        self.http = HttpServer(
-            config.status_host, config.status_port, Pages(self.status, self.metrics_text, self._report)
-        )
+        self.report_keys = ReportKeys()
+        pages = Pages(self.status, self.metrics_text, self._report, self.report_keys)
+        self.http = HttpServer(config.status_host, config.status_port, pages)
         self._socket = SocketServer(
             volume.socket, self.requests.hello, self.requests.gone, self.requests.handle
         )
@@ -134,6 +135,7 @@ class Sidecar:
             self.housekeeping.begin(plan)
             # Last: from here on `/status` shows this epoch, and nothing of an older one may stand beside it.
             self.ranks.begin(plan)
+        self.report_keys.begin(plan)
         self.coordinator.begin(plan)
         self.reporter.begin(plan)
         self.requests.serve(plan.epoch)
