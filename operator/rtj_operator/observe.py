@@ -163,9 +163,11 @@ class Observer:
                 timeout=aiohttp.ClientTimeout(total=STATUS_TIMEOUT),
                 connector=aiohttp.TCPConnector(limit=256, ttl_dns_cache=None, force_close=False),
                 trust_env=False,
+                auto_decompress=False,  # the limit is on what is kept in memory, not on what travels
+                headers={"Accept-Encoding": "identity"},
             )
         answers = await asyncio.gather(*(read_status(self._session, v.ip, port, v.index) for v in views))
-        return {v.uid: a for v, a in zip(views, answers, strict=True)}
+        return {v.uid: a if a and answers_for(v, a) else None for v, a in zip(views, answers, strict=True)}
 
     async def _jobs(self, jobs: Iterable[Object], pods: Sequence[PodView]) -> tuple[JobView, ...]:
         views = []
@@ -223,6 +225,18 @@ async def read_status(session: aiohttp.ClientSession, ip: str, port: int, index:
     except (aiohttp.ClientError, TimeoutError, OSError, ValidationError):
         return None
     return status if status.pod_index == index else None
+
+
+def answers_for(view: PodView, status: SidecarStatus) -> bool:
+    """Whether this answer is the pod's own: its address may have gone to another job's pod, and pods of the host's
+    network share addresses. What a sidecar does not say (an older one) is not held against it."""
+    plan = view.plan
+    if status.pod not in ("", view.name):
+        return False
+    if plan is None:
+        return True
+    other_attempt = status.epoch == plan.epoch and status.nonce not in ("", plan.nonce)
+    return not other_attempt and status.run in ("", f"{plan.namespace}/{plan.run_id}")
 
 
 def _placement(job: Object) -> int:
