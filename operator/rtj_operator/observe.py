@@ -230,13 +230,8 @@ async def read_status(session: aiohttp.ClientSession, ip: str, port: int, index:
 def answers_for(view: PodView, status: SidecarStatus) -> bool:
     """Whether this answer is the pod's own: its address may have gone to another job's pod, and pods of the host's
     network share addresses. What a sidecar does not say (an older one) is not held against it."""
-    plan = view.plan
-    if status.pod not in ("", view.name):
-        return False
-    if plan is None:
-        return True
-    other_attempt = status.epoch == plan.epoch and status.nonce not in ("", plan.nonce)
-    return not other_attempt and status.run in ("", f"{plan.namespace}/{plan.run_id}")
+    run = f"{view.plan.namespace}/{view.plan.run_id}" if view.plan else status.run
+    return status.pod in ("", view.name) and status.run in ("", run)
 
 
 def _placement(job: Object) -> int:

@@ -13,7 +13,7 @@ from operator_values import EPOCH, plan, pod, sidecar
 from rtj_operator.observe import MAX_STATUS_BYTES, Observer, answers_for
 from trainer_sidecar.contract.status import SidecarStatus
 
-OWN = sidecar(0, run="ns/sft", pod="sft-p1-0", nonce="nonce-1")
+OWN = sidecar(0, run="ns/sft", pod="sft-p1-0")
 
 
 def test_a_pods_own_answer_counts_before_and_with_its_plan() -> None:
@@ -32,10 +32,9 @@ def test_an_answer_of_an_older_sidecar_that_does_not_say_whose_it_is_counts() ->
         {"pod": "sft-p2-0"},
         {"pod": "", "run": "ns/other"},
         {"pod": "", "run": "elsewhere/sft"},
-        {"pod": "", "run": "", "nonce": "nonce-of-another"},
     ],
 )
-def test_an_answer_of_another_pod_run_or_attempt_at_the_same_address_is_none(other: dict[str, str]) -> None:
+def test_an_answer_of_another_pod_or_run_at_the_same_address_is_none(other: dict[str, str]) -> None:
     assert not answers_for(pod(0, plan=True), OWN.model_copy(update=other))
 
 

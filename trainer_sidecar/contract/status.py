@@ -83,12 +83,10 @@ class SidecarStatus(Document):
     contract_version: int
     pod_index: int
     run: str = ""
-    """`<namespace>/<run id>` that it serves. Run, pod and nonce tell whose answer this is: an address may be another
-    pod's by now. Empty: a sidecar that does not say."""
+    """`<namespace>/<run id>` that it serves. Run and pod tell whose answer this is: an address may be another pod's by
+    now. Empty: a sidecar that does not say. The plan's nonce stays secret, it signs reports."""
     pod: str = ""
     """Name of its pod."""
-    nonce: str = ""
-    """Of its plan's attempt; empty without a plan."""
     ready: bool
     reason: str
     """One sentence: why it is or is not ready."""

@@ -171,6 +171,8 @@ class Sidecar:
         return SidecarStatus(
             contract_version=CONTRACT_VERSION,
             pod_index=self._config.pod_index,
+            run=f"{self._config.keys.namespace}/{self._config.keys.run_id}",
+            pod=self._config.pod_name,
             ready=view.ready,
             reason=" ".join([view.reason, *(f"Also: {text}." for text in also if text)]),
             epoch=plan.epoch if plan else 0,
