@@ -40,6 +40,8 @@ EXIT_CODES = {
     "Stopped": 143,
 }
 GOOD = ("SavedAndStopped", "Stopped", "Finished")
+RUN_OF = {"namespace": "RTJ_NAMESPACE", "runId": "RTJ_RUN_ID"}
+"""Names in the plan, and the variables that say which run this pod belongs to; one that is not set is not compared."""
 TICK_SECONDS = 0.05
 STACKS_SIGNAL = 40
 STACKS_SECONDS = 0.1
@@ -467,6 +469,8 @@ class Launcher:
         self.script, self.node = script, int(env.get("JOB_COMPLETION_INDEX", "0"))
         self.plan_file, self.work = env["RTJ_PLAN_FILE"], os.path.join(env["RTJ_VOLUME"], "w")
         self.socket = env.get("RTJ_SOCKET", os.path.join(self.work, "sidecar.sock"))
+        self.run_of = {key: env[name] for key, name in RUN_OF.items() if env.get(name)}
+        self.refused = ""
         self.timeout = float(env.get("RTJ_STARTUP_TIMEOUT", "1800"))
         self.termination = env.get("RTJ_TERMINATION_LOG", "/dev/termination-log")
         self.terminations = 0
@@ -547,8 +551,18 @@ class Launcher:
             log("plan file is not a JSON object", path=self.plan_file, size=stat.st_size)
         elif plan.get("contractVersion") != CONTRACT_VERSION:
             self._refuse(plan)
+        elif any(plan.get(key) != value for key, value in self.run_of.items()):
+            self._ignore(plan)
         elif plan["epoch"] >= self.epoch:
+            self.refused = ""
             self._obey(plan, seen)
+
+    def _ignore(self, plan: dict[str, Any]) -> None:
+        """A plan of another run, say out of a copied annotation: nothing of it is done, and it is said why."""
+        found = "/".join(str(plan.get(key)) for key in RUN_OF)
+        ours = "/".join(self.run_of.get(key, "*") for key in RUN_OF)
+        self.refused = f"; the plan there is of run {found}, this pod belongs to run {ours}"
+        log("plan refused", found=found, expected=ours, path=self.plan_file)
 
     def _refuse(self, plan: dict[str, Any]) -> None:
         message = (
@@ -739,6 +753,7 @@ class Launcher:
             return self._final_code("", "")
         if self.generation is None and time.monotonic() - self.waiting_since > self.timeout:
             message = f"no plan newer than epoch {self.epoch} in {self.plan_file} within {self.timeout:g} s"
+            message += self.refused
             log("startup timeout", message=message)
             return self._final_code("Failed", message + ": is the operator running, and are all pods up?")
         return None

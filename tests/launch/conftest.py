@@ -136,6 +136,10 @@ class Pod:
         found = [json.loads(line) for line in lines if line.startswith(b'{"rtj": ')]
         return [event for event in found if event["rtj"] == name]
 
+    def until_events(self, name: str, count: int = 1) -> None:
+        """Wait for lines of one event."""
+        until(lambda: len(self.events(name)) >= count, f"{count} x {name}\n{self.text()}")
+
     def started(self, epoch: int) -> dict[int, int]:
         """Pids of the ranks by rank, once all have started."""
         found = until(

@@ -49,6 +49,27 @@ def test_an_order_to_save_before_any_rank_ran_is_stopped_and_stays_up_until_stop
     assert pod.wait() == 143
 
 
+def test_a_plan_of_another_run_is_not_obeyed_and_is_named_in_the_end(start_pod: Any) -> None:
+    pod = start_pod(RTJ_NAMESPACE="local", RTJ_RUN_ID="x", RTJ_STARTUP_TIMEOUT="15")
+    pod.publish(5, "Stop", runId="other")
+    pod.until_events("plan refused")
+    pod.publish(5, "Stop", namespace="elsewhere")
+    pod.until_events("plan refused", 2)
+    assert pod.wait() == 1
+    assert pod.events("plan seen") == []
+    message = json.loads(pod.termination.read_text())["message"]
+    assert "run elsewhere/x, this pod belongs to run local/x" in message
+
+
+def test_the_plan_of_its_own_run_is_obeyed_after_one_of_another(start_pod: Any) -> None:
+    pod = start_pod(RTJ_NAMESPACE="local", RTJ_RUN_ID="x")
+    pod.publish(9, "Stop", runId="other")
+    pod.until_events("plan refused")
+    pod.publish(1, "Stop")
+    assert pod.wait() == 143
+    assert [event["epoch"] for event in pod.events("plan seen")] == [1]
+
+
 def test_wrong_use_is_explained() -> None:
     for arguments, words in (
         (["train.py"], "usage: rtj-launch -- train.py"),

@@ -137,6 +137,8 @@ class LocalProcesses:
             env.ENV_PLAN_FILE: str(self._local.plan_file),
             env.ENV_SOCKET: str(self._local.volume.socket),
             env.ENV_POD_INDEX: "0",
+            env.ENV_NAMESPACE: NAMESPACE,
+            env.ENV_RUN_ID: self._settings.run_id,
         }
 
     def _sidecar_environment(self) -> dict[str, str]:
@@ -145,8 +147,6 @@ class LocalProcesses:
             **self._shared_environment(),
             env.ENV_POD_NAME: f"rtj-run-{os.uname().nodename}-{os.getpid()}",
             env.ENV_STATUS_PORT: str(self.status_port),
-            env.ENV_NAMESPACE: NAMESPACE,
-            env.ENV_RUN_ID: settings.run_id,
             env.ENV_STORE_URL: settings.store_url,
             **({env.ENV_STORE_ENDPOINT: settings.store_endpoint} if settings.store_endpoint else {}),
             **({env.ENV_STORE_REGION: settings.store_region} if settings.store_region else {}),
