@@ -16,7 +16,7 @@ from trainer_sidecar.train import state_digest
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.errors import StagingFailed
 from trainer_sidecar.train.ownership import Planner
-from trainer_sidecar.train.staging import Stager, as_bytes
+from trainer_sidecar.train.staging import Buffer, Stager, as_bytes
 
 
 def trained() -> State:
@@ -116,3 +116,76 @@ def test_a_control_block_that_was_made_and_never_written_is_none(tmp_path: Path)
     captured = state.capture()
     stager.stage(Planner(0, 1).plan(captured.entries), captured, soon())
     assert stager.buffer.control()[0] == 1
+
+
+def relaunched(folder: Path) -> Stager:
+    """A new attempt's stager, in a volume where an older attempt's save still uploads out of buffer-0."""
+    state, older = trained(), Stager(folder)
+    captured = state.capture()
+    older.stage(Planner(0, 1).plan(captured.entries), captured, soon())
+    older.buffer.mark(1, BufferState.UPLOADING)
+    return Stager(folder)
+
+
+def test_a_buffer_that_became_free_before_the_first_save_is_taken(tmp_path: Path) -> None:
+    state, stager = trained(), relaunched(tmp_path / "rank-00000")
+    assert stager.buffer.name == "buffer-1"
+    Buffer(tmp_path / "rank-00000", 0).mark(1, BufferState.FREE)
+    captured = state.capture()
+    generation = stager.stage(Planner(0, 1).plan(captured.entries), captured, soon())
+    assert (stager.buffer.name, generation) == ("buffer-0", 2)
+    assert not (tmp_path / "rank-00000" / "buffer-1").exists()
+
+
+def test_without_room_for_a_second_buffer_saves_go_on_once_the_first_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, stager = trained(), relaunched(tmp_path / "rank-00000")
+    captured = state.capture()
+    plan, allocate = Planner(0, 1).plan(captured.entries), os.posix_fallocate
+    inode = (tmp_path / "rank-00000" / "buffer-0").stat().st_ino
+
+    def room_for_one(fd: int, offset: int, length: int) -> None:
+        if os.fstat(fd).st_ino != inode:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", room_for_one)
+    with pytest.raises(StagingFailed, match="are free"):
+        stager.reserve(plan)
+    with pytest.raises(StagingFailed, match="are free"):
+        stager.stage(plan, captured, soon())
+    Buffer(tmp_path / "rank-00000", 0).mark(1, BufferState.FREE)
+    assert stager.stage(plan, captured, soon()) == 2
+    assert stager.buffer.name == "buffer-0"
+
+
+def test_the_bytes_of_a_buffer_that_is_free_and_not_used_are_given_back_and_its_generation_stays(
+    tmp_path: Path,
+) -> None:
+    state, stager = trained(), relaunched(tmp_path / "rank-00000")
+    captured, first = state.capture(), Buffer(tmp_path / "rank-00000", 0)
+    plan = Planner(0, 1).plan(captured.entries)
+    stager.stage(plan, captured, soon())
+    assert stager.buffer.name == "buffer-1"
+    assert first.path.exists(), "it still uploads"
+    stager.buffer.mark(1, BufferState.FREE)
+    first.mark(1, BufferState.FREE)
+    stager.stage(plan, captured, soon())
+    assert stager.buffer.name == "buffer-1", "mapped already: no reason to change"
+    assert not first.path.exists()
+    assert first.control() == (1, BufferState.FREE)
+
+
+def test_after_a_save_that_could_not_be_staged_another_buffer_is_looked_for(tmp_path: Path) -> None:
+    state, stager = trained(), Stager(tmp_path / "rank-00000")
+    captured = state.capture()
+    plan = Planner(0, 1).plan(captured.entries)
+    stager.stage(plan, captured, soon())
+    stager.buffer.mark(1, BufferState.UPLOADING)
+    with pytest.raises(StagingFailed, match="still UPLOADING"):
+        stager.stage(plan, captured, soon())
+    stager.stage(plan, captured, soon())
+    assert stager.buffer.name == "buffer-1"
+    views = stager.views(plan)
+    assert state_digest.of_staged(plan, views) == state_digest.of_live(plan, captured)

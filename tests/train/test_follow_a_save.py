@@ -1,0 +1,60 @@
+"""Rank 0 asks its sidecar what became of a save, and does not ask for ever."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.status import SaveOutcome
+from trainer_sidecar.train import saves
+from trainer_sidecar.train.saves import Code, InFlight, Saves
+
+IN_FLIGHT, UNKNOWN, COMMITTED = SaveOutcome.IN_FLIGHT, SaveOutcome.UNKNOWN, SaveOutcome.COMMITTED
+
+
+class Sidecar:
+    """Answers in turn, the last answer for ever; after `patience` seconds of it a test has failed."""
+
+    def __init__(self, *answers: SaveOutcome, patience: float = 5.0) -> None:
+        self.answers, self.given_up = list(answers), list[m.GiveUp]()
+        self._until = time.monotonic() + patience
+
+    def ask(self, request: m.AskSave, expected: type[m.SaveReply]) -> m.SaveReply:
+        assert time.monotonic() < self._until, "it asks for ever"
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return expected(save_id=request.save_id, outcome=answer)
+
+    def tell(self, request: m.GiveUp) -> None:
+        self.given_up.append(request)
+
+
+def follow(sidecar: Sidecar, timeout: float) -> InFlight:
+    policy = SimpleNamespace(save_timeout_seconds=timeout)
+    of: Any = Saves.__new__(Saves)
+    of._env = SimpleNamespace(rank=0, client=sidecar, plan=SimpleNamespace(checkpoint=policy))
+    save = InFlight("a" * 64, "000000000003-0000000001-aaaaaaaa", 3)
+    of._follow(save)
+    return save
+
+
+@pytest.fixture(autouse=True)
+def ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saves, "POLL_SECONDS", 0.01)
+
+
+def test_a_save_that_the_sidecar_does_not_know_for_its_time_out_has_failed_and_is_given_up() -> None:
+    sidecar = Sidecar(IN_FLIGHT, UNKNOWN)
+    save = follow(sidecar, 0.2)
+    assert save.code is Code.FAILED
+    assert save.detail == "the sidecar has not known this save for 0.2 s, its time-out"
+    assert [(g.save_id, g.rank) for g in sidecar.given_up] == [("a" * 64, 0)]
+
+
+def test_a_save_in_flight_is_waited_for_beyond_its_time_out() -> None:
+    sidecar = Sidecar(*[UNKNOWN, IN_FLIGHT] * 30, COMMITTED)
+    assert follow(sidecar, 0.1).code is Code.COMMITTED
+    assert sidecar.given_up == []
