@@ -6,6 +6,7 @@ It is the operator's part for one machine, through the same journal and the same
 import os
 import signal
 import socket
+import threading
 import time
 import uuid
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from trainer_sidecar.run.fence_watch import FenceWatch
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
 from trainer_sidecar.run.local_volume import LocalVolume
+from trainer_sidecar.run.outage import ROUND_SECONDS, StoppedWaitingError, StoreWait
 from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
 from trainer_sidecar.sidecar.workdir import write_file
@@ -58,11 +60,15 @@ class LocalRun:
         self._status = StatusWatch(self._processes.status_port, events)
         self._writer = f"rtj run/{socket.gethostname()}-{os.getpid()}"
         self._stops = 0
+        self._store = StoreWait(events, lambda: bool(self._stops))
         self._attempts = 0
         self._failures = 0
 
     def run(self) -> int:
-        """Train to the end, through failures. Raises FenceError, JournalError, StoreError, SidecarDiedError."""
+        """Train to the end, through failures and outages of the store after the start.
+
+        Raises FenceError, JournalError, StoreError, SidecarDiedError.
+        """
         before = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
         }
@@ -77,6 +83,9 @@ class LocalRun:
             fenced = self._fence(None)
             watch = FenceWatch(self._open_journal())
             return self._follow_attempts(fenced, watch)
+        except StoppedWaitingError as exc:
+            self._events.tell("Stopped", f"stopped on request: {exc} was not waited for")
+            return EXIT_CODES[OutcomeKind.STOPPED]
         finally:
             if watch is not None:
                 watch.stop()
@@ -109,7 +118,7 @@ class LocalRun:
 
     def _fence(self, cause: Cause | None) -> Fenced:
         if cause is None:
-            cause = Cause.RESUMED if self._journal.refresh().attempts else Cause.FIRST
+            cause = Cause.RESUMED if self._journal.history.attempts else Cause.FIRST
         request = FenceRequest(
             owner=self._settings.owner,
             attempt_nonce=uuid.uuid4().hex,
@@ -120,12 +129,20 @@ class LocalRun:
             known_commits=bool(self._journal.history.manifests),
             fork=self._settings.fork,
         )
-        fenced = fence_and_pick(self._journal, request)
+        # The same request each time: an `Attempt` that has landed unseen is found by its nonce (R9).
+        fenced = self._store.until_done(
+            "the next attempt",
+            lambda stop: fence_and_pick(self._journal, request, timeout=ROUND_SECONDS, stop=stop),
+        )
         self._attempts = fenced.attempt
-        release_source(self._journal, owner=self._settings.owner, writer=self._writer)
+        self._store.until_done("releasing the source of the fork", self._release_source)
         for sentence in fenced.quarantined:
             self._events.tell("Quarantined", sentence)
         return fenced
+
+    def _release_source(self, _stop: threading.Event) -> list[str]:
+        settings = self._settings
+        return release_source(self._journal, owner=settings.owner, writer=self._writer, timeout=ROUND_SECONDS)
 
     def _publish(self, fenced: Fenced) -> Plan:
         lineage = [m.checkpoint_id for m in self._journal.history.lineage]
@@ -243,12 +260,18 @@ class LocalRun:
         fault = parse_restore_fault(outcome.message, plan.restore.checkpoint_id)
         if fault is None:
             return False
-        found = self._confirmed(fault)
+        found = self._store.until_done("reading the accused object again", lambda _: self._confirmed(fault))
         if found is None:
-            sentence = f"checkpoint {fault.checkpoint_id} is not quarantined, read again it is whole: {fault.reason}"
+            sentence = (
+                f"checkpoint {fault.checkpoint_id} is not quarantined, read again it is whole: {fault.reason}"
+            )
             self._events.tell("NotConfirmed", sentence)
             return self._spend_budget(plan)
-        entry = accuse(self._journal, found, owner=self._settings.owner, writer=self._writer)
+        owner = self._settings.owner
+        entry = self._store.until_done(
+            "the quarantine",
+            lambda _: accuse(self._journal, found, owner=owner, writer=self._writer, timeout=ROUND_SECONDS),
+        )
         sentence = f"checkpoint {fault.checkpoint_id}: {fault.reason}; the one before is tried"
         self._events.tell("Quarantined", sentence, entry=entry.seq if entry else None)
         return True
@@ -272,7 +295,8 @@ class LocalRun:
 
     def _spend_budget(self, plan: Plan) -> bool:
         """True when one more attempt may start. A commit of this attempt makes its failure the first one again."""
-        committed = self._journal.refresh().manifests.values()
+        history = self._store.until_done("counting the failures", lambda _: self._journal.refresh())
+        committed = history.manifests.values()
         progressed = any(m.epoch == plan.epoch for m in committed)
         self._failures = 1 if progressed else self._failures + 1
         limit = self._settings.max_restarts

@@ -4,6 +4,7 @@ The operator and `rtj run` start every attempt through here. Nothing starts from
 from its first entry, holds no commit and the caller knows of none (R11).
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,16 +86,28 @@ class Fenced:
     """The journal already held this attempt (R9)."""
 
 
-def fence_and_pick(journal: Journal, request: FenceRequest, *, timeout: float | None = None) -> Fenced:
-    """Append this attempt's `Attempt`, or find it. Raises the errors above, StoreError, and what `plan_for` raises."""
-    return _Fencing(journal, request, timeout).run()
+def fence_and_pick(
+    journal: Journal,
+    request: FenceRequest,
+    *,
+    timeout: float | None = None,
+    stop: threading.Event | None = None,
+) -> Fenced:
+    """Append this attempt's `Attempt`, or find it. `timeout` (seconds) bounds, and `stop` ends, each append's retries.
+
+    Raises the errors above, StoreError (AppendUndecidedError: call again with the same nonce, R9), and what `plan_for`
+    raises.
+    """
+    return _Fencing(journal, request, timeout, stop).run()
 
 
 class _Fencing:
     """One call of `fence_and_pick`: pick, look, plan, append; again from the top whenever the journal has moved."""
 
-    def __init__(self, journal: Journal, request: FenceRequest, timeout: float | None) -> None:
-        self._journal, self._request, self._timeout = journal, request, timeout
+    def __init__(
+        self, journal: Journal, request: FenceRequest, timeout: float | None, stop: threading.Event | None
+    ) -> None:
+        self._journal, self._request, self._timeout, self._stop = journal, request, timeout, stop
         self._source: Journal | None = None
         self._bad: list[str] = []
 
@@ -174,7 +187,7 @@ class _Fencing:
                 restore=pick,
             )
 
-        return self._journal.append(decide, timeout=self._timeout)
+        return self._journal.append(decide, timeout=self._timeout, stop=self._stop)
 
     def _quarantine(self, pick: RestorePoint, bad: BadCheckpointError) -> None:
         """In the own journal, also for a fork's source (R15)."""
@@ -197,7 +210,7 @@ class _Fencing:
                 detail={"expected": bad.expected, "found": bad.found, "reads": 2},
             )
 
-        self._journal.append(decide, timeout=self._timeout)
+        self._journal.append(decide, timeout=self._timeout, stop=self._stop)
 
     def _hold(self, source: Journal, pick: RestorePoint) -> None:
         """R15: before the fork's own `Attempt`, so that retention at the source cannot take it away."""
