@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ACCESS, SECRET, BUCKET = "rtj-soak", "rtj-soak-secret", "rtj-soak"
@@ -67,10 +69,12 @@ class Server:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that was free a moment ago, below those that the kernel hands out to clients by itself."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _binary() -> str:
