@@ -58,7 +58,7 @@ def test_ranks_that_raise_again_and_again_fail_the_job_with_their_error(jobs: di
     assert all("ValueError" in attempt["message"] for attempt in status["attempts"])
     failed = job.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "TooManyFailures")
-    assert job.events[-1][0] == "Failed"
+    job.wait("its end as an event", 30, lambda job: "Failed" in {reason for reason, _ in job.events})
     assert len(job.attempts()) == 2
     job.wait("end of its pods", 60, lambda job: all(ended(pod) for pod in job.pods))
 
