@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +46,35 @@ def test_retiring_needs_the_word_that_no_attempt_runs(run: Run) -> None:
     assert [r["checkpoint"] for r in rows] == run.ids[:2]
     assert set(run.history().retired) == set(run.ids[:2])
     assert not list(run.store.list(world.KEYS.checkpoint(run.ids[0])))
+
+
+def test_frozen_weights_go_only_with_that_word_and_once_no_checkpoint_names_them(run: Run) -> None:
+    data = b"weights that never train"
+    named = hashlib.sha256(data).hexdigest()
+    run.store.create_large(world.KEYS.frozen(named), memoryview(data))
+    run.store.create(world.KEYS.frozen_leaves(named), b"digests")
+    assert run.rtj("gc") == "nothing to show\n"
+    (row,) = run.json("gc", "--dry-run")
+    assert (row["checkpoint"], row["action"], row["objects"], row["bytes"]) == (
+        f"frozen/{named}",
+        "delete",
+        2,
+        len(data) + 7,
+    )
+    assert row["why"] == "no unretired checkpoint names it; needs --no-attempt-runs"
+    (row,) = run.json("gc", "--dry-run", "--no-attempt-runs")
+    assert row["why"] == "no unretired checkpoint names it"
+    assert len(list(run.store.list(world.KEYS.frozen_prefix))) == 2
+    manifest = world.KEYS.manifest(run.ids[0])
+    was = run.store.get(manifest)
+    run.store.put(manifest, b"{}")
+    (row,) = run.json("gc", "--no-attempt-runs", code=1)
+    assert (row["checkpoint"], row["objects left"]) == ("frozen/", 2)
+    assert run.ids[0] in row["why"]
+    run.store.put(manifest, was)
+    (row,) = run.json("gc", "--no-attempt-runs")
+    assert (row["checkpoint"], row["objects left"]) == (f"frozen/{named}", 0)
+    assert not list(run.store.list(world.KEYS.frozen_prefix))
 
 
 def test_what_is_pinned_and_the_restore_point_stay(run: Run) -> None:

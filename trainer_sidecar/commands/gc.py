@@ -2,7 +2,8 @@
 
 A sweep is always allowed: what a fenced epoch has not committed it never will (protocol R12). Retiring is the
 coordinator's while an attempt runs, and the operator's otherwise: the command line cannot see which, so it asks its
-user to say so (--no-attempt-runs). R14 holds in any case.
+user to say so (--no-attempt-runs). R14 holds in any case. With that word, frozen weights that no checkpoint names any
+more go as well; a running attempt could be about to name them.
 """
 
 import argparse
@@ -13,11 +14,13 @@ from typing import Any
 from trainer_sidecar.commands.found import APPEND_SECONDS, owner_of, writer
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows
+from trainer_sidecar.store.frozen_garbage import FrozenInDoubtError, delete_unused, unused_frozen
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.retention import RetentionPolicy, choose_retired, retire, sweep
 
 EXIT_LEFT = 1
+_UNUSED = "no unretired checkpoint names it"
 _EPILOG = """exit codes: 0 done, or nothing to do; 1 something could not be deleted (run it again); 2 usage, or retiring
 is asked for without the word that nothing trains; 69 the store cannot be used or reached"""
 
@@ -46,7 +49,8 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--no-attempt-runs",
         action="store_true",
-        help="you have made sure that nothing trains in this run; retiring needs it",
+        help="you have made sure that nothing trains in this run and nothing will until this ends; retiring needs it, "
+        "and frozen weights that no checkpoint names are deleted only then",
     )
     parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.set_defaults(handler=_gc)
@@ -67,8 +71,18 @@ def _gc(args: argparse.Namespace) -> int:
     swept = sweep(journal, journal.history.epoch).doomed
     rows = [_row(journal, name, "retired") for name in gone]
     rows += [_row(journal, name, why) for name, why in swept.items() if name not in gone]
+    rows += _delete_frozen(journal) if args.no_attempt_runs else []
     print_rows(rows, output=args.output)
     return EXIT_LEFT if any(row["objects left"] for row in rows) else 0
+
+
+def _delete_frozen(journal: Journal) -> list[dict[str, Any]]:
+    """Delete what nothing names; a row for each. What is in doubt stays, and is said as a row that leaves objects."""
+    try:
+        return [{"checkpoint": g.name, "why": _UNUSED, "objects left": 0} for g in delete_unused(journal)]
+    except FrozenInDoubtError as exc:
+        left = sum(1 for _ in journal.store.list(journal.keys.frozen_prefix))
+        return [{"checkpoint": "frozen/", "why": str(exc), "objects left": left}]
 
 
 def _policy(args: argparse.Namespace) -> RetentionPolicy | None:
@@ -109,9 +123,28 @@ def _dry_run(journal: Journal, policy: RetentionPolicy | None, args: argparse.Na
     if policy is not None:
         why = f"retention {policy}" + ("" if args.no_attempt_runs else "; needs --no-attempt-runs")
         rows += _planned(journal, ((name, why) for name in choose_retired(history, policy)), "retire")
+    retiring = [row["checkpoint"] for row in rows]
     rows += _planned(journal, sweep(journal, history.epoch, dry_run=True).doomed.items(), "delete")
+    rows += _planned_frozen(journal, retiring, "" if args.no_attempt_runs else "; needs --no-attempt-runs")
     print_rows(rows, output=args.output)
     return 0
+
+
+def _planned_frozen(journal: Journal, retiring: list[str], needs: str) -> list[dict[str, Any]]:
+    try:
+        garbage = unused_frozen(journal, retiring=retiring)
+    except FrozenInDoubtError as exc:
+        return [{"checkpoint": "frozen/", "action": "keep", "why": str(exc), "objects": 0, "bytes": 0}]
+    return [
+        {
+            "checkpoint": g.name,
+            "action": "delete",
+            "why": _UNUSED + needs,
+            "objects": len(g.keys),
+            "bytes": g.size,
+        }
+        for g in garbage
+    ]
 
 
 def _planned(journal: Journal, doomed: Iterable[tuple[str, str]], action: str) -> list[dict[str, Any]]:

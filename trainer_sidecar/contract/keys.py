@@ -92,8 +92,12 @@ class RunKeys:
     def witness(self, checkpoint: str) -> str:
         return f"{self.checkpoint(checkpoint)}witness.json"
 
+    @property
+    def frozen_prefix(self) -> str:
+        return f"{self.prefix}frozen/"
+
     def frozen(self, sha256: str) -> str:
-        return f"{self.prefix}frozen/{sha256}"
+        return f"{self.frozen_prefix}{sha256}"
 
     def frozen_leaves(self, sha256: str) -> str:
         return f"{self.frozen(sha256)}.hash"

@@ -190,7 +190,7 @@ def sweep(journal: Journal, epoch: int, *, dry_run: bool = False) -> Sweep:
         raise ValueError(
             f"entry {epoch} of {journal.keys.prefix} is no attempt: a sweep needs an epoch of its own"
         )
-    doomed = {i: why for i in _present(journal) if (why := doom(history, i, epoch))}
+    doomed = {i: why for i in present_checkpoints(journal) if (why := doom(history, i, epoch))}
     if dry_run:
         return Sweep(doomed)
     deleted = delete_checkpoints(journal.store, journal.keys, doomed)
@@ -222,7 +222,7 @@ def _void_within(history: History, epoch: int) -> bool:
     return any(epoch < seq < following for seq in history.void)
 
 
-def _present(journal: Journal) -> list[str]:
+def present_checkpoints(journal: Journal) -> list[str]:
     """Ids of the checkpoint prefixes that hold at least one object."""
     found = dict.fromkeys(
         _id_in(journal.keys, o.key) for o in journal.store.list(journal.keys.checkpoints_prefix)
