@@ -178,17 +178,20 @@ class World:
             mesh=Mesh(dp=world),
             batch=Batch(global_batch_size=world, micro_batch_size=1, accumulation=1),
         )
+        self._placed: list[Pod] = []
         self.pods = self.place("pod")
         self.ranks: list[FakeRank] = []
         self.embedded: list[Sidecar] = []
         self.plan: Plan | None = None
 
     def place(self, name: str) -> list[Pod]:
-        """Pods of one placement, not started yet."""
-        return [
+        """Pods of one placement, not started yet. They end with the world, also those that `pods` no longer names."""
+        made = [
             Pod(self.root / f"{name}-{i}", i, self.store_url, self.endpoint)
             for i in range(self.topology.nodes)
         ]
+        self._placed += made
+        return made
 
     def history(self) -> History:
         return self.journal.read()
@@ -276,7 +279,7 @@ class World:
             rank.close()
         for sidecar in self.embedded:
             sidecar.stop()
-        for pod in self.pods:
+        for pod in self._placed:
             pod.kill()
 
 
