@@ -5,6 +5,7 @@ mutation is the smallest change of the code that drops the rule.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +16,21 @@ import pytest
 import store_world as world
 from store_world import KEYS, OTHER, OWNER, Save, check_invariants, fence, journal, raw_entries, save
 
+from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.journal import Cause, Hold, Manifest, Quarantined, RestorePoint
-from trainer_sidecar.contract.keys import RunKeys, save_id
+from trainer_sidecar.contract.keys import RunKeys, parse_checkpoint_id, save_id
+from trainer_sidecar.contract.messages import AddWitness
+from trainer_sidecar.contract.plan import Endpoint, Plan
+from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar import workdir
+from trainer_sidecar.sidecar.evidence import Evidence
+from trainer_sidecar.sidecar.metrics import Metrics
+from trainer_sidecar.sidecar.notes import Notes
+from trainer_sidecar.sidecar.restore import Restore
+from trainer_sidecar.sidecar.run import Run
+from trainer_sidecar.sidecar.saves import Saves
+from trainer_sidecar.sidecar.server import RequestError
 from trainer_sidecar.store import commit, merge, retention
 from trainer_sidecar.store import fence as fencing
 from trainer_sidecar.store.base import (
@@ -24,6 +38,7 @@ from trainer_sidecar.store.base import (
     ChecksumRefusedError,
     NotFoundError,
     ObjectInfo,
+    Store,
     StoreError,
     UnclearError,
 )
@@ -49,6 +64,7 @@ from trainer_sidecar.store.history import History, Slot
 from trainer_sidecar.store.journal import AppendUndecidedError, Journal, JournalTooNewError
 from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.verify import BadCheckpointError, verify_ingest
+from trainer_sidecar.train.witness import ResumeVerifier
 
 Patch = pytest.MonkeyPatch
 
@@ -585,6 +601,214 @@ def newest_is_by_sequence_on_the_lineage_and_not_by_step(_: Path) -> None:
 
 
 # --- E. evidence ------------------------------------------------------------------------------------------------------
+
+
+def told_of(fenced: fencing.Fenced) -> Plan:
+    """The plan that the pods of an attempt get."""
+    at = Endpoint(address="127.0.0.1", port=1)
+    return Plan(
+        namespace=KEYS.namespace,
+        run_id=KEYS.run_id,
+        owner=OWNER,
+        attempt=fenced.attempt,
+        epoch=fenced.epoch,
+        nonce=fenced.entry.nonce,
+        cause=Cause.FIRST,
+        topology=fenced.topology,
+        master=at,
+        coordinator=at,
+    )
+
+
+class Telling:
+    """A sidecar of an attempt as far as it takes and writes evidence."""
+
+    def __init__(
+        self, store: Store, fenced: fencing.Fenced, folder: Path, *, coordinator: bool = True
+    ) -> None:
+        volume = Volume(folder)
+        workdir.prepare(volume)
+        run = Run(KEYS, lambda: store, writer="sidecar/test")
+        metrics = Metrics()
+        saves = Saves(volume, Notes(volume.notes), run, metrics, 1)
+        self._evidence = Evidence(run, saves, metrics, writes=coordinator)
+        self._evidence.start()
+        self._evidence.begin(told_of(fenced))
+
+    def witness(self, manifest: Manifest, loss: float) -> None:
+        """A rank tells of the step after a save; refused or not, it is settled when this returns."""
+        with suppress(RequestError):
+            self._evidence.take_witness(
+                AddWitness(checkpoint_id=manifest.checkpoint_id, steps=[seen_step(manifest.step + 1, loss)])
+            )
+        deadline = time.monotonic() + 30
+        while not self._evidence.idle():
+            assert time.monotonic() < deadline, "the witness is still not settled"
+            time.sleep(0.005)
+
+
+def seen_step(step: int, loss: float) -> WitnessStep:
+    return WitnessStep(step=step, loss=loss, batch_digest=f"batch {step}")
+
+
+def witness_of(store: Store, manifest: Manifest) -> Witness | None:
+    """What lies in the store as the checkpoint's witness."""
+    try:
+        return Witness.model_validate_json(store.get(KEYS.witness(manifest.checkpoint_id)))
+    except NotFoundError:
+        return None
+
+
+class AnyEpoch(int):
+    """An epoch that no comparison tells from another."""
+
+    def __ne__(self, _other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def drop_r22_writer(patch: Patch) -> None:
+    """Whichever epoch runs writes the witness."""
+
+    def parse(text: str) -> tuple[int, int, str]:
+        step, epoch, save = parse_checkpoint_id(text)
+        return step, AnyEpoch(epoch), save
+
+    patch.setattr("trainer_sidecar.sidecar.evidence.parse_checkpoint_id", parse)
+
+
+@rule("R22 (its epoch)", drop_r22_writer)
+def only_the_epoch_that_saved_writes_the_witness(folder: Path) -> None:
+    store = MemoryStore()
+    first = fence(store)
+    one = save(store, first, 1)
+    second = fence(store, "nonce-2")
+    two = save(store, second, 2)
+    later = Telling(store, second, folder / "second")
+    later.witness(one, loss=9.0)
+    assert witness_of(store, one) is None, "the later epoch resumed from it and has not seen the steps before"
+    later.witness(two, loss=2.0)
+    Telling(store, first, folder / "first").witness(one, loss=1.0)
+    for manifest, loss in ((one, 1.0), (two, 2.0)):
+        steps = [seen_step(manifest.step + 1, loss)]
+        assert witness_of(store, manifest) == Witness(
+            epoch=manifest.epoch, checkpoint_id=manifest.checkpoint_id, steps=steps
+        )
+
+
+def drop_r22_coordinator(patch: Patch) -> None:
+    """Every pod's sidecar writes."""
+    hand_in = Evidence._hand_in
+
+    def always(self: Evidence, act: Callable[[], None]) -> None:
+        self._writes = True
+        hand_in(self, act)
+
+    patch.setattr(Evidence, "_hand_in", always)
+
+
+@rule("R22 (its coordinator)", drop_r22_coordinator)
+def only_the_coordinator_writes_the_witness(folder: Path) -> None:
+    store = MemoryStore()
+    fenced = fence(store)
+    manifest = save(store, fenced, 1)
+    Telling(store, fenced, folder, coordinator=False).witness(manifest, loss=1.0)
+    assert witness_of(store, manifest) is None
+
+
+def drop_r22_once(patch: Patch) -> None:
+    """The newest witness wins."""
+    patch.setattr(Run, "create_same", lambda self, key, data: self.store().put(key, data))
+
+
+@rule("R22 (once)", drop_r22_once)
+def a_witness_is_written_once(folder: Path) -> None:
+    inner = MemoryStore()
+    fenced = fence(inner)
+    manifest = save(inner, fenced, 1)
+    lost = FaultyStore(inner, Fault("create_large", KEYS.witness(manifest.checkpoint_id), lose="reply"))
+    Telling(lost, fenced, folder / "before").witness(manifest, loss=1.0)
+    restarted = Telling(inner, fenced, folder / "after")
+    restarted.witness(manifest, loss=1.0)
+    restarted.witness(manifest, loss=7.0)
+    found = witness_of(inner, manifest)
+    assert found is not None
+    assert found.steps == [seen_step(2, 1.0)]
+    assert lost.faults[0].fired == 1
+
+
+def drop_r22_reader(patch: Patch) -> None:
+    """What lies there as the witness is believed."""
+    patch.setattr(Restore, "_witness", lambda self: witness_of(self._store, self.manifest))
+
+
+@rule("R22 (served)", drop_r22_reader)
+def a_restore_serves_no_witness_of_another_epoch(folder: Path) -> None:
+    store = MemoryStore()
+    first = fence(store)
+    manifest = save(store, first, 1)
+    second = fence(store, "nonce-2")
+    served = []
+    for number, epoch in enumerate((first.epoch, second.epoch, 0)):
+        steps = [seen_step(2, 1.0)]
+        witness = Witness(epoch=epoch, checkpoint_id=manifest.checkpoint_id, steps=steps)
+        store.put(KEYS.witness(manifest.checkpoint_id), witness.to_bytes())
+        restore = Restore(store, KEYS, world.point(manifest), Volume(folder / str(number)), threads=1)
+        served.append(restore.open().witness == witness)
+        restore.close()
+    assert served == [True, False, False]
+
+
+def drop_r22_verdict(patch: Patch) -> None:
+    """A resume is held against any witness."""
+    init = ResumeVerifier.__init__
+
+    def believing(self: Any, report: Any, witness: Any, saved_epoch: int, *rest: Any) -> None:
+        init(self, report, witness, witness.epoch if witness else saved_epoch, *rest)
+
+    patch.setattr(ResumeVerifier, "__init__", believing)
+
+
+def verdict(witness: Witness | None, loss: float, *, exact: bool = True) -> bool | None:
+    """What the verifier says of a resume at step 1, saved in epoch 1, whose step 2 has this loss."""
+    report = ResumeReport(
+        epoch=2,
+        attempt=2,
+        checkpoint_id="c",
+        step=1,
+        topology_from=world.topology(),
+        topology_to=world.topology(),
+        checks=[Check(name="state digest", passed=exact)],
+    )
+    found = ResumeVerifier(report, witness, 1, 1, 0.05).saw(seen_step(2, loss))
+    assert found is not None
+    return found.verified
+
+
+def witness_with(loss: float, epoch: int = 1) -> Witness:
+    return Witness(epoch=epoch, checkpoint_id="c", steps=[seen_step(2, loss)])
+
+
+@rule("R22 (verdict)", drop_r22_verdict)
+def a_resume_is_judged_by_the_witness_of_the_saving_epoch_or_by_the_exact_checks(_: Path) -> None:
+    assert verdict(witness_with(1.0), 1.0)
+    assert not verdict(witness_with(1.0), 9.0)
+    assert verdict(witness_with(1.0, epoch=2), 9.0), "another epoch's witness accuses nobody"
+    assert not verdict(witness_with(1.0, epoch=2), 1.0, exact=False)
+    assert verdict(None, 9.0)
+    assert not verdict(None, 1.0, exact=False)
+
+
+def drop_r22_relative(patch: Patch) -> None:
+    """Losses may differ by the tolerance itself."""
+    patch.setattr("trainer_sidecar.train.witness.max", lambda *_: 1.0, raising=False)
+
+
+@rule("R22 (relative)", drop_r22_relative)
+def the_tolerance_on_the_loss_is_relative(_: Path) -> None:
+    assert verdict(witness_with(1000.0), 1010.0)
+    assert not verdict(witness_with(0.01), 0.04)
 
 
 def drop_r23(patch: Patch) -> None:
