@@ -54,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from trainer_sidecar.store.journal import JournalError
     from trainer_sidecar.store.verify import BadCheckpointError, FormatTooNewError
 
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        where = f"rtj {args.command} {getattr(args, 'action', None) or ''}".strip()
+        return _complain(f"unrecognized arguments: {' '.join(unknown)}: see {where} --help", EXIT_USAGE)
     try:
         return int(args.handler(args))
     except StoreError as exc:

@@ -129,3 +129,37 @@ def test_a_progress_bar_shows_on_a_terminal_only() -> None:
             progress.add(100)
         assert ("50%" in out.getvalue()) == shown, out.getvalue()
         assert progress.done == 100
+
+
+def test_a_run_that_is_not_there_is_said_with_those_that_are(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = f"{world.KEYS.namespace}/{world.KEYS.run_id}"
+    for words in (["checkpoints", "list"], ["checkpoints", "show", "newest"], ["journal", "tail"]):
+        assert cli.main([*words, "--store", run.url, "--run-id", "typo"]) == 2
+        said = capsys.readouterr().err
+        assert f"no run local/typo in {run.url}" in said
+        assert said.endswith(f"it has {there}\n")
+
+
+def test_many_runs_are_named_in_part(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(12):
+        run.store.put(f"a/r-{i:02}/journal/1.json", b"x")
+        run.store.put(f"a/r-{i:02}/checkpoints/x", b"x")
+    assert cli.main(["checkpoints", "list", "--store", run.url, "--run-id", "typo"]) == 2
+    assert "it has a/r-00, a/r-01, " in (said := capsys.readouterr().err)
+    assert said.endswith(", a/r-07, ...\n")
+
+
+def test_show_prints_no_python(run: Run) -> None:
+    shown = run.rtj("checkpoints", "show", "newest")
+    assert f"checkpoint:     {run.ids[2]}" in shown
+    assert "held by:        -" in shown
+    assert "[" not in shown
+
+
+def test_an_option_that_is_unknown_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--nprocs", "2"]) == 2
+    assert "unrecognized arguments: --nprocs: see rtj run --help" in capsys.readouterr().err
+    assert cli.main(["checkpoints", "list", "--store", "file:///x", "--run-id", "x", "--all"]) == 2
+    assert "--all: see rtj checkpoints list --help" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, writer
+from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, read_run, writer
 from trainer_sidecar.commands.store_options import open_journal
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.store.forks import hold, release
@@ -36,7 +36,7 @@ def pin_holder(by: str) -> str:
 
 def _pin(args: argparse.Namespace) -> int:
     journal = open_journal(args)
-    history = journal.read()
+    history = read_run(journal)
     name = find_checkpoint(history, args.checkpoint).checkpoint_id
     hold(
         journal,
@@ -51,7 +51,7 @@ def _pin(args: argparse.Namespace) -> int:
 
 def _unpin(args: argparse.Namespace) -> int:
     journal = open_journal(args)
-    history = journal.read()
+    history = read_run(journal)
     name = find_checkpoint(history, args.checkpoint).checkpoint_id
     holder = args.holder or pin_holder(args.by)
     if not release(journal, name, holder, owner=owner_of(history), writer=writer(), timeout=APPEND_SECONDS):

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, writer
+from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, read_run, writer
 from trainer_sidecar.commands.store_options import open_journal
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.contract.journal import Entry
@@ -43,7 +43,7 @@ def _quarantine(args: argparse.Namespace) -> int:
             f"--descendants with --fault {args.fault}: only a wrong state is handed on to what was trained from it"
         )
     journal = open_journal(args)
-    history = journal.read()
+    history = read_run(journal)
     name = find_checkpoint(history, args.checkpoint).checkpoint_id
     entry = quarantine(
         journal,
@@ -61,7 +61,7 @@ def _quarantine(args: argparse.Namespace) -> int:
 
 def _reinstate(args: argparse.Namespace) -> int:
     journal = open_journal(args)
-    history = journal.read()
+    history = read_run(journal)
     name = find_checkpoint(history, args.checkpoint).checkpoint_id
     entry = reinstate(
         journal,

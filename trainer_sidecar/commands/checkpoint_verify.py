@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, writer
+from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, read_run, writer
 from trainer_sidecar.commands.progress import Progress, rate_text
 from trainer_sidecar.commands.store_options import open_journal
 from trainer_sidecar.commands.table import print_rows
@@ -66,7 +66,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.parallel < 1:
         raise ValueError(f"--parallel {args.parallel} is below 1")
     journal = open_journal(args)
-    history = journal.read()
+    history = read_run(journal)
     if args.checkpoint == "all":
         points = [history.restore_point_of(i) for i in history.manifests if i not in history.retired]
     else:

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from trainer_sidecar.commands import checkpoint_pins, checkpoint_verdicts, checkpoint_verify
-from trainer_sidecar.commands.found import find_checkpoint
+from trainer_sidecar.commands.found import find_checkpoint, read_run
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
-from trainer_sidecar.commands.table import print_rows
+from trainer_sidecar.commands.table import print_rows, text_of
 from trainer_sidecar.contract.journal import Manifest
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.verify import read_manifest
@@ -33,7 +33,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _list(args: argparse.Namespace) -> int:
-    history = open_journal(args).read()
+    history = read_run(open_journal(args))
     print_rows([_row(history, m) for m in reversed(history.manifests.values())], output=args.output)
     return 0
 
@@ -66,7 +66,7 @@ def _state(history: History, manifest: Manifest) -> str:
 
 def _show(args: argparse.Namespace) -> int:
     journal = open_journal(args)
-    history = journal.read()
+    history = read_run(journal)
     point = find_checkpoint(history, args.checkpoint)
     if point.source is not None:
         where = f"--namespace {point.source.namespace} --run-id {point.source.run_id}"
@@ -87,8 +87,8 @@ def _show(args: argparse.Namespace) -> int:
         "mesh": str(manifest.topology.mesh),
         "shards": len(manifest.shards),
         "state digest": manifest.state_digest,
-        "fingerprints": [f"{k}={v}" for k, v in manifest.fingerprints.items()],
+        "fingerprints": ", ".join(f"{k}={v}" for k, v in manifest.fingerprints.items()),
     }
     for name, value in facts.items():
-        print(f"{name + ':':15} {value if value not in (None, '', []) else '-'}")
+        print(f"{name + ':':15} {text_of(value)}")
     return 0

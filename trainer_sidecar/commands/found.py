@@ -10,11 +10,49 @@ import socket
 
 from trainer_sidecar.contract.journal import Owner, RestorePoint
 from trainer_sidecar.contract.keys import parse_checkpoint_id
+from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.history import History
+from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.quarantine import why_not
 
 APPEND_SECONDS = 30.0
 NEWEST = "newest"
+_RUNS_NAMED = 8
+
+
+def read_run(journal: Journal) -> History:
+    """The run's history. Raises ValueError for a run without a journal, naming the runs that the store has."""
+    history = journal.read()
+    if not history.entries:
+        keys = journal.keys
+        raise ValueError(
+            f"no run {keys.namespace}/{keys.run_id} in {journal.store.url}: "
+            f"check --store, --namespace and --run-id; {_what_is_there(journal.store)}"
+        )
+    return history
+
+
+def _what_is_there(store: Store) -> str:
+    try:
+        found = _runs_in(store)
+    except StoreError as exc:  # who may read one run may not be allowed to list all
+        return f"its runs cannot be listed ({exc.reason})"
+    return f"it has {', '.join(found)}" if found else "it has no run"
+
+
+def _runs_in(store: Store) -> list[str]:
+    """`namespace/run` of the first runs, one listing for each: it goes on behind all objects of the one before."""
+    runs: dict[str, None] = {}
+    after = ""
+    for _ in range(_RUNS_NAMED + 1):
+        item = next(iter(store.list("", start_after=after)), None)
+        if item is None:
+            return list(runs)
+        parts = item.key.split("/")
+        if len(parts) > 2:
+            runs["/".join(parts[:2])] = None
+        after = "/".join([*parts[:2], "~"])  # "~" sorts behind every name that a run's folder holds
+    return [*list(runs)[:_RUNS_NAMED], "..."]
 
 
 def find_checkpoint(history: History, wanted: str) -> RestorePoint:

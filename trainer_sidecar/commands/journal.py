@@ -4,6 +4,7 @@ import argparse
 import time
 from typing import Any
 
+from trainer_sidecar.commands.found import read_run
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined, Verified
@@ -21,7 +22,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _tail(args: argparse.Namespace) -> int:
-    entries = open_journal(args).read().entries[-args.lines :] if args.lines > 0 else ()
+    entries = read_run(open_journal(args)).entries[-args.lines :] if args.lines > 0 else ()
     if args.output == "json":
         rows = [e.model_dump(mode="json", by_alias=True, exclude_none=True) for e in entries]
     else:

@@ -14,13 +14,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, output: str) -> None:
         print("nothing to show")
         return
     columns = list(rows[0])
-    cells = [[c.upper() for c in columns], *([_text(row.get(c)) for c in columns] for row in rows)]
+    cells = [[c.upper() for c in columns], *([text_of(row.get(c)) for c in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as a cell: lists with commas, "-" for nothing."""
     if value is None or value == "":
         return "-"
     if isinstance(value, list):
