@@ -102,18 +102,23 @@ def test_ctrl_c_orders_a_save_and_a_second_one_stops(start_run: Any, script: Pat
 def test_what_cannot_run_is_refused_in_one_line_before_any_process_starts(
     tmp_path: Path, file_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    here = __file__
     cases = [
         (["run", "--store", file_url], 2, "nothing to run"),
         (["run", "--", "train.py"], 2, "no store"),
-        (["run", "--store", "ftp://x", "--", "train.py"], 2, "not a store URL"),
-        (["run", "--store", "file:///proc/none", "--", "train.py"], 69, "/proc/none"),
+        (["run", "--store", "ftp://x", "--", here], 2, "not a store URL"),
+        (["run", "--store", "file:///proc/none", "--", here], 69, "/proc/none"),
         (
-            ["run", "--store", file_url, "--nproc", "3", "--tp", "2", "--", "t.py"],
+            ["run", "--store", file_url, "--nproc", "3", "--tp", "2", "--", here],
             2,
             "cannot be divided by tp 2",
         ),
-        (["run", "--store", file_url, "--nproc", "3", "--global-batch", "4", "--", "t.py"], 2, "dp 3"),
-        (["run", "--store", file_url, "--run-id", "../x", "--", "t.py"], 2, "cannot be part of a store key"),
+        (
+            ["run", "--store", file_url, "--nproc", "3", "--global-batch", "4", "--", here],
+            2,
+            "--nproc 2 or 4 would work",
+        ),
+        (["run", "--store", file_url, "--run-id", "../x", "--", here], 2, "cannot be part of a store key"),
         (["plan", "-f", str(tmp_path / "none.yaml")], 2, "cannot be read"),
     ]
     before = set(descendants(os.getpid()))  # servers of other tests

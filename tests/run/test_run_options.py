@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rtj_operator.api import parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
-from trainer_sidecar.cli import build_parser
+from trainer_sidecar.cli import build_parser, main
 from trainer_sidecar.commands.run import settings_of
 from trainer_sidecar.contract.plan import Retention
-from trainer_sidecar.run.local_plan import RunSettings
+from trainer_sidecar.run.local_plan import LocalMesh, MeshRefusedError, RunSettings
 from trainer_sidecar.store.forks import Fork
 
 
@@ -55,3 +57,21 @@ def test_a_jobs_retention_travels_in_its_plan() -> None:
     assert effective(job, OperatorDefaults()).checkpoint.retention == Retention(
         keep_last=4, keep_every_steps=50
     )
+
+
+def test_a_number_of_ranks_that_does_not_fit_names_those_that_do() -> None:
+    with pytest.raises(MeshRefusedError, match=r"globalBatchSize 32; --nproc 2 or 4 would work$"):
+        LocalMesh(ranks=3, global_batch=32).topology(None, None)
+    with pytest.raises(MeshRefusedError, match=r"cannot be divided by tp 4 .*; --nproc 4 or 8 would work$"):
+        LocalMesh(ranks=6, tp=4, global_batch=32).topology(None, None)
+    with pytest.raises(MeshRefusedError, match=r"; no --nproc near it works$"):
+        LocalMesh(ranks=3, tp=7, global_batch=32).topology(None, None)
+
+
+def test_a_script_that_is_not_there_is_no_failure_to_retry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (f"{tmp_path}/none.py", "python"):
+        assert main(["run", "--store", f"file://{tmp_path}/store", "--", name, "train.py"]) == 2
+        assert f"no script {name} on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()

@@ -197,3 +197,23 @@ def test_a_fork_starts_from_another_runs_checkpoint_which_it_holds(start_run: An
     assert fork.lineage[0].step == 12
     assert history(file_url).holds == {chosen.checkpoint_id: frozenset({"run local/fork"})}
     assert history(file_url).lineage == base.lineage, "the source's own history is as it was"
+
+
+def test_another_batch_is_said_and_another_model_is_refused_with_what_to_do(
+    start_run: Any, file_url: str, tmp_path: Path
+) -> None:
+    alone = (*OPTIONS, "--nproc", "1")
+    run = start_run(file_url, SCRIPT, "4", "0", options=alone)
+    assert run.wait(180) == 0, run.text()
+    run = start_run(file_url, SCRIPT, "4", "0", options=(*alone, "--global-batch", "16"))
+    assert run.wait(180) == 0, run.text()
+    (said,) = run.events("BatchChanged")
+    assert said["message"].startswith("16 samples a step from here on, until now 8")
+
+    other = tmp_path / "other.py"
+    other.write_text(SCRIPT.read_text().replace("32", "16"))
+    run = start_run(file_url, other, "4", "0", options=alone)
+    assert run.wait(180) == 78, run.text()
+    assert not run.events("BatchChanged")
+    assert "begin a new run with --run-id" in run.events("Refused")[0]["message"]
+    assert "on 1 rank, dp1" in run.text()

@@ -31,7 +31,9 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "-f", "--file", type=Path, metavar="JOB.YAML", help="take store, mesh, batch and script from a job"
     )
     add_store_options(parser, required=False)
-    parser.add_argument("--run-id", metavar="ID", help="name of the run (default: the script's)")
+    parser.add_argument(
+        "--run-id", metavar="ID", help="name of the run (default: the job's, or the script's)"
+    )
     parser.add_argument(
         "--resume-from",
         metavar="RUN[/CHECKPOINT]",
@@ -62,7 +64,12 @@ def _add_mesh(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--tp", type=_positive, metavar="N", help="tensor parallel (default 1)")
     group.add_argument("--pp", type=_positive, metavar="N", help="pipeline parallel (default 1)")
     group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default 3)")
-    group.add_argument("--global-batch", type=_positive, metavar="N", help="samples per step, kept constant")
+    group.add_argument(
+        "--global-batch",
+        type=_positive,
+        metavar="N",
+        help="samples per step, kept constant (default: the checkpoint's, else one a replica)",
+    )
     group.add_argument(
         "--max-micro-batch", type=_positive, metavar="N", help="most samples that a rank takes at once"
     )
@@ -119,6 +126,7 @@ def _run(args: argparse.Namespace) -> int:
     from trainer_sidecar.run.run_events import RunEvents
 
     settings = settings_of(args)
+    _check_script(settings.script[0])
     events = RunEvents(as_json=args.json)
     events.tell(
         "Run",
@@ -127,6 +135,15 @@ def _run(args: argparse.Namespace) -> int:
         store=settings.store_url,
     )
     return LocalRun(settings, events, verbose=args.verbose).run()
+
+
+def _check_script(name: str) -> None:
+    """A script that is not there is no failure to retry. Raises ValueError."""
+    if not name.startswith("-") and not Path(name).is_file():
+        raise ValueError(
+            f"no script {name} on this machine: name the script itself, without python or torchrun, "
+            "as in: rtj run --store file:///ckpt -- train.py"
+        )
 
 
 def settings_of(args: argparse.Namespace) -> "RunSettings":

@@ -4,7 +4,7 @@ import re
 import socket
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rtj_operator.api.spec import CompatibilityEntry
@@ -52,8 +52,22 @@ class LocalMesh:
         )
         found = plan_size(spec, 1, saved, self.matrix)
         if isinstance(found, Refusal):
-            raise MeshRefusedError(f"{found.reason}: {found.sentence}")
+            sentence = found.sentence.removesuffix("; no size works")
+            raise MeshRefusedError(f"{found.reason}: {sentence}; {self._what_works(spec, saved)}")
         return found
+
+    def _what_works(self, spec: MeshSpec, saved: Topology | None) -> str:
+        """The numbers of ranks next to the refused one. The operator's own words speak of nodes; here is only one."""
+
+        def works(ranks: int) -> bool:
+            return not isinstance(
+                plan_size(replace(spec, ranks_per_node=ranks), 1, saved, self.matrix), Refusal
+            )
+
+        below = next((n for n in range(self.ranks - 1, 0, -1) if works(n)), None)
+        above = next((n for n in range(self.ranks + 1, 2 * self.ranks + 1) if works(n)), None)
+        known = [str(n) for n in (below, above) if n is not None]
+        return f"--nproc {' or '.join(known)} would work" if known else "no --nproc near it works"
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,10 @@ class LocalRun:
         if plan.restore:
             where = f"from step {plan.restore.step} (checkpoint {plan.restore.checkpoint_id})"
         topology = plan.topology
+        ranks = topology.ranks_per_node
         self._events.tell(
             "AttemptStarted",
-            f"attempt {plan.attempt} starts {where} on {topology.ranks_per_node} ranks, {topology.mesh}, "
+            f"attempt {plan.attempt} starts {where} on {ranks} rank{'' if ranks == 1 else 's'}, {topology.mesh}, "
             f"{topology.batch.accumulation} x {topology.batch.micro_batch_size} samples a rank [{plan.cause}]",
             attempt=plan.attempt,
             epoch=plan.epoch,
@@ -163,6 +164,12 @@ class LocalRun:
             restore=plan.restore.model_dump(by_alias=True) if plan.restore else None,
             topology=topology.model_dump(by_alias=True),
         )
+        saved, batch = fenced.saved_topology, topology.batch.global_batch_size
+        if saved is not None and saved.batch.global_batch_size != batch:
+            self._events.tell(
+                "BatchChanged",
+                f"{batch} samples a step from here on, until now {saved.batch.global_batch_size} (kept when not given)",
+            )
         return plan
 
     def _write_plan(self, plan: Plan) -> None:
@@ -249,6 +256,11 @@ class LocalRun:
             self._await_commit()
             if self._spend_budget(plan):
                 return None
+        if outcome.kind == OutcomeKind.RESUME_REFUSED:
+            self._events.tell(
+                "Refused",
+                "the checkpoints are untouched: run the script that they fit, or begin a new run with --run-id",
+            )
         if alive and outcome.kind != OutcomeKind.FINISHED:
             self._order(plan, Order.STOP)
         return EXIT_CODES[outcome.kind]
