@@ -249,7 +249,8 @@ class Merger:
             known = self._replicas.setdefault(name, (digest, seal.rank))
             if known[0] != digest:
                 raise MergeError(
-                    f"replicas of {name} differ between ranks {known[1]} and {seal.rank}: the state has drifted apart"
+                    f"replicas of {name} differ between ranks {known[1]} and {seal.rank}: the state has drifted apart "
+                    "(are gradients averaged? DistributedDataParallel and fully_shard do it)"
                 )
 
     def _check_cover(self, tensor: int, boxes: list[_Box]) -> None:

@@ -274,7 +274,7 @@ class Saves:
             self._frozen.save_failed()
             self.last_failure = save.detail or "see rank 0's log"
             log.warning(
-                "save of step %d failed (%d in a row): %s", save.step, self.failures_in_row, save.detail
+                "save of step %d failed (%d in a row): %s", save.step, self.failures_in_row, self.last_failure
             )
         return save
 
