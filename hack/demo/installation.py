@@ -87,7 +87,9 @@ def install_operator(cluster: Cluster, console: Console, *, node: str = "") -> N
         "--force-conflicts",  # somebody may have applied the CRD by hand before
         "--wait", "--timeout", "120s",
     )  # fmt: skip
-    console.say(f"operator: installed by helm{f' on {node}' if node else ''}, ready")
+    console.say(
+        f"operator: {f'moved to {node}, off the node to be cut off' if node else 'installed by helm'}, ready"
+    )
 
 
 def _image(name: str) -> dict[str, str]:

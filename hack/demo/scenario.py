@@ -72,7 +72,8 @@ class Scenario:
         seen = self._watch.seen
         plan = seen.status.get("plan") or {}
         self._console.say(
-            f"attempt {attempt} trains: step {seen.step}, {plan.get('mesh')}, accumulation {plan.get('accumulation')}"
+            f"attempt {attempt} trains: step {seen.step} of {self._settings.steps}, {plan.get('mesh')}, "
+            f"accumulation {plan.get('accumulation')}"
         )
 
     def _commits(self, more: int) -> None:
@@ -120,6 +121,7 @@ class Scenario:
         return fault
 
     def _completes(self) -> None:
+        self._console.say(f"no more faults: it trains on to step {self._settings.steps}")
         self._watch.wait("Complete", COMPLETE_SECONDS, lambda seen: condition(seen.job, "Complete"))
         self._console.say(f"Complete: step {self._watch.seen.committed_step} committed")
 
