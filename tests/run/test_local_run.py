@@ -148,6 +148,10 @@ def test_a_plan_is_printed_for_every_size(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["plan", "-f", str(job)]) == 0
     assert capsys.readouterr().out.splitlines()[0].split()[:3] == ["NODES", "RANKS", "MESH"]
 
+    job.write_text(job.read_text().replace("minNodes", "minNode"))
+    assert cli.main(["plan", "-f", str(job)]) == 2
+    assert f"{job}: unknown field spec.elastic.minNode: " in capsys.readouterr().err
+
 
 def test_the_folder_of_a_living_run_is_never_taken_for_an_abandoned_one(tmp_path: Path) -> None:
     living = LocalVolume(tmp_path)

@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from rtj_operator.api import parse_job
+from rtj_operator.api.base import unknown_fields
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
 
 
@@ -20,6 +21,10 @@ def read_job(path: Path) -> EffectiveSpec:
     if len(jobs) != 1:
         raise ValueError(f"{path} holds {len(jobs)} ResumableTrainingJobs, one is needed")
     try:
-        return effective(parse_job(jobs[0]), OperatorDefaults())
+        job = parse_job(jobs[0])
+        unknown = unknown_fields(job.spec, "spec")
+        if unknown:
+            raise ValueError(f"unknown field {', '.join(unknown)}: the API server would refuse it")
+        return effective(job, OperatorDefaults())
     except ValueError as exc:
         raise ValueError(f"{path}: {exc}") from exc
