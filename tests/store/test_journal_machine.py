@@ -1,10 +1,13 @@
 """Any interleaving of two operators and the coordinators of their attempts, with crashes and lost, late and doubled
-calls, keeps the invariants (Hypothesis). Profiles: RTJ_HYPOTHESIS=ci (5,000 examples) and =nightly (50,000).
+calls, keeps the invariants (Hypothesis).
+
+Profiles: RTJ_HYPOTHESIS=quick (100 examples), ci (5,000; chosen by itself where CI is set), nightly (50,000). In CI the
+examples are the same every time (Hypothesis derandomizes there), the nightly ones are new.
 """
 
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,17 @@ from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.s3 import S3Store
 from trainer_sidecar.store.verify import BadCheckpointError
 
-EXAMPLES = {"ci": 5000, "nightly": 50_000}.get(os.environ.get("RTJ_HYPOTHESIS", ""), 100)
+
+def profile_in(environ: Mapping[str, str]) -> str:
+    in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
+    return environ.get("RTJ_HYPOTHESIS") or ("ci" if in_ci else "quick")
+
+
+PROFILES = {"quick": 100, "ci": 5000, "nightly": 50_000}
+PROFILE = profile_in(os.environ)
+EXAMPLES = PROFILES[PROFILE]
+SECONDS = 300 + EXAMPLES // 4
+"""Time-out of a search: several times what it takes on two busy cores."""
 ALLOWED = (FencedError, FenceError, SaveAbortedError, StoreError, Crash)
 SMALL = world.topology(dp=1)
 
@@ -178,13 +191,16 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
+    derandomize=PROFILE == "ci",
 )
 
 
+@pytest.mark.timeout(SECONDS)
 def test_any_interleaving_with_any_fault_keeps_the_invariants() -> None:
     run_state_machine_as_test(JournalMachine, settings=SETTINGS)
 
 
+@pytest.mark.timeout(SECONDS)
 def test_the_same_rules_hold_on_a_folder(tmp_path: Path) -> None:
     class OnFolder(JournalMachine):
         make_store = staticmethod(lambda: FileStore(tmp_path / uuid.uuid4().hex))
@@ -192,6 +208,7 @@ def test_the_same_rules_hold_on_a_folder(tmp_path: Path) -> None:
     run_state_machine_as_test(OnFolder, settings=settings(SETTINGS, max_examples=max(4, EXAMPLES // 100)))
 
 
+@pytest.mark.timeout(SECONDS)
 @pytest.mark.s3
 def test_the_same_rules_hold_on_a_real_s3_server(s3_endpoint: str) -> None:
     base = open_store("s3://rtj-test/machine", endpoint=s3_endpoint)
@@ -249,3 +266,10 @@ def test_the_machine_finds_a_protocol_without_its_rules(
             run_state_machine_as_test(
                 JournalMachine, settings=settings(SETTINGS, max_examples=300, phases=[Phase.generate])
             )
+
+
+def test_ci_searches_through_five_thousand_examples_or_more() -> None:
+    assert SETTINGS.max_examples == EXAMPLES
+    assert PROFILES[profile_in({"CI": "true"})] >= 5000
+    assert profile_in({"CI": "true", "RTJ_HYPOTHESIS": "nightly"}) == "nightly"
+    assert profile_in({}) == profile_in({"CI": "false"}) == "quick"
