@@ -102,8 +102,7 @@ def checks_table(reports: Mapping[int, ResumeReport]) -> list[list[str]]:
             [
                 str(report.attempt),
                 check.name,
-                _short(check.expected),
-                _short(check.found),
+                *_values(check),
                 "yes" if check.passed else "NO",
             ]
             for check in report.checks

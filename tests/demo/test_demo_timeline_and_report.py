@@ -20,6 +20,7 @@ from hack.demo.watch import Seen  # noqa: E402
 from trainer_sidecar.audit.ledger import Ledgers  # noqa: E402
 from trainer_sidecar.audit.proof import Proof  # noqa: E402
 from trainer_sidecar.contract.journal import Attempt, Cause, Owner  # noqa: E402
+from trainer_sidecar.contract.report import Check, ResumeReport  # noqa: E402
 from trainer_sidecar.contract.status import PhaseTimes  # noqa: E402
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology  # noqa: E402
 
@@ -172,3 +173,20 @@ def test_the_picture_is_drawn_with_lost_steps_and_equal_losses(tmp_path: Path) -
     ]
     plot.draw(tmp_path / "loss.png", curve, curve, bands, tolerance=1e-3)
     assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_check_without_values_says_what_it_is_and_prints_no_null() -> None:
+    here = attempt(2, Cause.RANK_FAILED, 4).topology
+    checks = [
+        Check(name="schedulers", passed=True),
+        Check(name="first batch", passed=True, found="a1"),
+        Check(name="step", passed=True, expected=30, found=30),
+    ]
+    resumed = ResumeReport(
+        epoch=4, attempt=2, checkpoint_id="c", step=30, topology_from=here, topology_to=here, checks=checks
+    )
+    assert [row[1:] for row in report.checks_table({4: resumed})[1:]] == [
+        ["schedulers", "(compared)", "equal", "yes"],
+        ["first batch", "(none saved)", "a1", "yes"],
+        ["step", "30", "30", "yes"],
+    ]
