@@ -148,7 +148,7 @@ def drill(world: World, take: Callable[[], None], give: Callable[[], None]) -> W
     pod = world.pods[0]
     staged = files(pod)
     with Training(world) as training:
-        eventually(lambda: training.committed, "a commit before the outage", 40)
+        eventually(lambda: training.committed, "a commit before the outage", 90)
         before, step, skipped, made = memory(pod), training.step, training.skipped, len(training.made)
         take()
         seen = watch(pod, SECONDS)

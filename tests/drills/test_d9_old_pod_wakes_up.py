@@ -39,7 +39,7 @@ def test_d9_a_pod_frozen_before_its_commit_cannot_commit_when_it_wakes_up(
         rank.connect()
         rank.hello()
     late = begin_save(world, 20)
-    eventually(lambda: frozen(old), f"frozen at {point}", 30)
+    eventually(lambda: frozen(old), f"frozen at {point}")
     old_ranks, world.ranks = world.ranks, []
 
     fenced = attempt(world, world.place("second"))
@@ -47,7 +47,7 @@ def test_d9_a_pod_frozen_before_its_commit_cannot_commit_when_it_wakes_up(
     mine = commit(world, 15)
     assert old.process is not None
     os.kill(old.process.pid, signal.SIGCONT)
-    eventually(lambda: "Fenced" in old.log() or "fenced" in old.log(), "the old pod has learned it", 30)
+    eventually(lambda: "Fenced" in old.log() or "fenced" in old.log(), "the old pod has learned it")
     eventually(lambda: old.status().in_flight is None, "its save has an outcome")
     assert old.status().fenced or "has fenced epoch" in old.log() or "was fenced by attempt" in old.log()
 

@@ -44,7 +44,7 @@ ROWS, COLUMNS = 64, 1031
 """Rows of the tensor that each rank owns, float32: with the 4 bytes before it a shard of 264 KB, two hash leaves."""
 
 
-def eventually(check: Callable[[], Any], what: str, seconds: float = 15.0) -> Any:
+def eventually(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """The first true value of `check`, polled until a deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -101,7 +101,7 @@ class Pod:
 
     def wait_up(self) -> Pod:
         """Reachable, or dead by its fault already."""
-        eventually(self.reachable, f"sidecar of pod {self.index} up, see {self.root}/sidecar.log", 30)
+        eventually(self.reachable, f"sidecar of pod {self.index} up, see {self.root}/sidecar.log")
         return self
 
     def reachable(self) -> bool:
@@ -130,7 +130,7 @@ class Pod:
     ) -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers or {})
         try:
-            with urllib.request.urlopen(request, timeout=5) as response:
+            with urllib.request.urlopen(request, timeout=30) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as exc:
             return exc.code, exc.read()
@@ -271,7 +271,6 @@ class World:
             eventually(
                 lambda rank=rank: rank.outcome(save).outcome == outcome,
                 f"save of rank {rank.rank} {outcome}",
-                20,
             )
 
     def close(self) -> None:
@@ -311,7 +310,7 @@ class FakeRank:
         folder = os.open(self.pod.volume.work, os.O_RDONLY)
         try:
             self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.settimeout(20)
+            self.socket.settimeout(60)
             self.socket.connect(f"/proc/self/fd/{folder}/sidecar.sock")
         finally:
             os.close(folder)
