@@ -7,6 +7,7 @@ just happened (or, for `before-*`, what has not happened yet). `RTJ_FAULT=<point
 
 import os
 import signal
+import threading
 
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import Store
@@ -48,7 +49,8 @@ def reach(point: str) -> None:
     wished = int(count or 1)
     chosen = signal.Signals[os.environ.get(ENV_SIGNAL) or "SIGKILL"]
     if _reached[point] == wished or (_reached[point] > wished and chosen is signal.SIGKILL):
-        os.kill(os.getpid(), chosen)
+        # to this thread: a stop sent to the process may be taken by another one while this one goes on
+        signal.pthread_kill(threading.get_ident(), chosen)
 
 
 def wrap(store: Store, keys: RunKeys) -> Store:
