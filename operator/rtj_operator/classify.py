@@ -125,13 +125,14 @@ def blocked(pods: Sequence[PodView]) -> tuple[str, str] | None:
 def save_in_flight(pods: Sequence[PodView], epoch: int, *, lost: bool) -> bool:
     """All ranks have sealed and pod 0's sidecar lives: its manifest is worth waiting for (O1).
 
-    With a pod lost, what it has not uploaded never will be: then only a save that is all uploaded counts.
+    With a pod lost, what it has not uploaded never will be: then only a save that is all uploaded counts. A stalled
+    save counts too: while the store is away no fence can be had either, and when it is back the save goes first.
     """
     first = next((p for p in pods if p.index == 0 and not p.gone), None)
     if first is None or first.status is None or first.node_lost or first.status.epoch != epoch:
         return False
     save = first.status.in_flight
-    if save is None or save.of <= 0 or save.phase == "Stalled":
+    if save is None or save.of <= 0:
         return False
     return (save.uploaded if lost else save.sealed) >= save.of
 

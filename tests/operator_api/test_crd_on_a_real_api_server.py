@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a restart rule about nothing": (
         set_at("spec", "restart", value={"rules": [{"action": "Fail"}]}),
-        "a restart rule needs causes, exitCodes or both",
+        "a restart rule needs causes, exitCodes or logPattern",
     ),
 }
 
