@@ -15,6 +15,7 @@ from hack.soak.chance import draw
 from hack.soak.server import BUCKET, Server
 from hack.soak.story import Story, StuckError
 from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.fence_errors import FenceError
 from trainer_sidecar.store.open import open_store
 
 _EVERY = 50
@@ -61,6 +62,10 @@ class Campaign:
             told = story.told
             self._tally["stuck"] += 1
             self._fail(seed, folder, [f"stuck: {exc}"])
+        except FenceError as exc:  # every attempt of a schedule has a restore point to find, or may start afresh
+            told = story.told
+            verdict.wrong.append(f"an attempt was refused: {exc}")
+            self._fail(seed, folder, verdict.wrong)
         else:
             verdict = audit(own, story.keys, told)
             if not verdict.good:
