@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.frozen import Frozen
 from trainer_sidecar.store.verify import read_manifest
-from trainer_sidecar.train import Session
+from trainer_sidecar.train import Session, frozen
 
 pytestmark = pytest.mark.timeout(120)
 EACH = CheckpointPolicy(interval_steps=1, interval_seconds=0, when_busy=WhenBusy.WAIT)
@@ -55,6 +56,13 @@ def kept(manifest: ManifestFile) -> tuple[str, ...]:
     return tuple(f.sha256 for f in manifest.frozen)
 
 
+def merge(parts: Parts, through_data: bool) -> None:
+    """`.data` is how peft writes merged adapters; torch does not count that as a write."""
+    base = base_of(parts)
+    with torch.no_grad():
+        (base.data if through_data else base).mul_(1.5)
+
+
 def run(
     world: RankWorld,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,22 +70,24 @@ def run(
     steps: int,
     parts: Parts,
     change_at: int = 0,
+    through_data: bool = False,
 ) -> dict[int, float]:
     def each(session: Session) -> None:
         if session.step == change_at:
-            with torch.no_grad():
-                base_of(parts).mul_(1.5)
+            merge(parts, through_data)
 
     with rank_of(world, plan, monkeypatch), parts.session(total_steps=steps) as session:
         return parts.train(session, each)
 
 
+@pytest.mark.parametrize("through_data", [False, True])
 def test_a_base_that_was_changed_is_kept_anew_and_restored_as_it_was(
-    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, through_data: bool
 ) -> None:
-    """Adapters merged into the base, as ReLoRA does. References that were inherited are given up like own ones."""
+    """Adapters merged into the base, as ReLoRA does, while the save of the step before is still in the background.
+    References that were inherited are given up like own ones."""
     first = world.attempt(topology(1, 4, micro=4), checkpoint=EACH)
-    control = run(world, monkeypatch, first, 5, adapted(), change_at=3)
+    control = run(world, monkeypatch, first, 5, adapted(), change_at=3, through_data=through_data)
     found = manifests(world, first)
     assert kept(found[1]) == kept(found[3])
     assert kept(found[4]) != kept(found[3])
@@ -87,8 +97,7 @@ def test_a_base_that_was_changed_is_kept_anew_and_restored_as_it_was(
         again = adapted()
         with rank_of(world, plan, monkeypatch), again.session(total_steps=5) as session:
             if changed:
-                with torch.no_grad():
-                    base_of(again).mul_(1.5)
+                merge(again, through_data)
             losses = again.train(session)
         assert losses == {step: loss for step, loss in control.items() if step > start}
         assert kept(manifests(world, plan)[5]) == kept(found[5])
@@ -128,8 +137,29 @@ def test_a_base_that_cannot_be_kept_fails_the_save_by_name_and_training_goes_on(
     assert not list(world.volume.rank_stage(0).glob("frozen-*"))  # the volume gets its room back
 
 
+def test_a_base_that_is_written_while_it_is_being_kept_fails_the_save_by_name(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was read then belongs to no step: half of it may be older than the rest."""
+    plan, parts = world.attempt(topology(1, 4, micro=4), checkpoint=EACH), adapted()
+    real, merged = frozen._write, []
+
+    def written_meanwhile(*args: Any) -> None:
+        real(*args)
+        if not merged:
+            merged.append(True)
+            merge(parts, through_data=True)
+
+    monkeypatch.setattr(frozen, "_write", written_meanwhile)
+    run(world, monkeypatch, plan, 3, parts)
+    assert merged
+    assert 1 not in manifests(world, plan)
+    assert kept(manifests(world, plan)[3])
+    assert any("model/2.weight among them" in r.getMessage() for r in caplog.records)
+
+
 def test_the_sidecar_takes_no_other_file(tmp_path: Path) -> None:
-    frozen = Frozen(Volume(tmp_path), None)  # type: ignore[arg-type]
+    sidecar = Frozen(Volume(tmp_path), None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected frozen-<number>"):
-        frozen.keep(KeepFrozen(rank=0, file="../rank-00001/buffer-0", size=1))
-    assert not frozen.reply(0, "frozen-0").known
+        sidecar.keep(KeepFrozen(rank=0, file="../rank-00001/buffer-0", size=1))
+    assert not sidecar.reply(0, "frozen-0").known

@@ -2,10 +2,11 @@
 
 Under LoRA the base is far larger than adapters and moments. A rank puts its share of the base into a file once; the
 sidecar keeps it as `frozen/<sha256>`; every save's part refers to it. After a resume the references of the restored
-checkpoint are taken over, on any topology, so the base is not even read again. All of it happens in the background of a
-save: frozen weights may be read while training goes on, since nothing writes them.
+checkpoint are taken over, on any topology, so the base is not even read again. Reading and writing happen in the
+background of a save: frozen weights may be read while training goes on, since nothing writes them.
 
-A weight that was changed after all (adapters merged into the base) is noticed by its version and digest and kept anew.
+A weight that was changed after all (adapters merged into the base) is noticed when the save begins, and kept anew. One
+that is changed while it is being read fails the save: what was read belongs to no step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import allocate, as_bytes, open_to_all, sources_of
 
 _POLL_SECONDS = 0.1
+_SAMPLES = 3
+"""Strides in each dimension of a frozen tensor whose elements are looked at when a save begins."""
 MIN_BYTES = 1024 * 1024
 """Of all frozen weights together; less is saved with the rest, since a reference costs objects and round trips."""
 
@@ -45,12 +48,28 @@ def split(captured: Captured) -> tuple[Captured, Captured]:
     )
 
 
+@dataclass(frozen=True)
+class Look:
+    """Frozen weights at one moment, cheaply: counts of writes in place, and the bytes of a few elements of each tensor.
+
+    Writes through `.data` (as peft merges adapters) are not counted by torch, so the elements are needed as well.
+    """
+
+    versions: tuple[int, ...] = ()
+    samples: tuple[bytes, ...] = ()
+
+    def changed(self, other: Look) -> list[int]:
+        """Numbers of the tensors that differ."""
+        pairs = zip(self.versions, self.samples, other.versions, other.samples, strict=True)
+        return [i for i, (v, s, w, t) in enumerate(pairs) if (v, s) != (w, t)]
+
+
 @dataclass
 class Kept:
     """What this rank's parts refer to, and the digest of the frozen elements that it owns."""
 
     names: tuple[str, ...] = ()
-    versions: tuple[int, ...] = ()
+    look: Look | None = None
     digest: int = 0
     files: list[FrozenFile] = field(default_factory=list)
     inherited: bool = False
@@ -70,7 +89,7 @@ class FrozenWeights:
 
         `digest` is that of the elements which this rank owns.
         """
-        self._kept = Kept(names, (), digest, files, inherited=True)
+        self._kept = Kept(names, None, digest, files, inherited=True)
 
     def save_failed(self) -> None:
         """Ranks may differ in whether an inherited reference still holds: then all begin anew, not fail for ever."""
@@ -80,19 +99,21 @@ class FrozenWeights:
     def plan(self, captured: Captured) -> OwnershipPlan:
         return self._planner.plan(captured.entries)
 
-    def keep(self, captured: Captured, deadline: float) -> Kept:
-        """References to the frozen weights as they are now; blocks until they are in the store if they are new.
+    def keep(self, captured: Captured, seen: Look, deadline: float) -> Kept:
+        """References to the frozen weights as they were `seen` when the save began; blocks until they are in the store
+        if they are new.
 
-        Raises StagingFailed when the volume is full, or the sidecar refuses, or `deadline` (monotonic) has passed.
+        Raises StagingFailed when they were changed since, or the volume is full, or the sidecar refuses, or `deadline`
+        (monotonic) has passed.
         """
         if not captured.pieces:
             return Kept()
         names = tuple(p.entry.name for p in captured.pieces)
-        versions = tuple(_version(p.local) for p in captured.pieces)
         kept = self._kept
-        if kept is None or (kept.names, kept.versions) != (names, versions):
+        if kept is None or (kept.names, kept.look) != (names, seen):
             kept = self._look_again(captured, names, deadline)
-            kept.versions = versions
+            _refuse_changed(captured, seen)
+            kept.look = seen
             self._kept = kept
         return kept
 
@@ -102,7 +123,7 @@ class FrozenWeights:
         if kept is not None and kept.names == names and kept.digest == digest:
             return kept
         files = [self._store(plan, captured, deadline)] if plan.size else []
-        return Kept(names, (), digest, files)
+        return Kept(names, None, digest, files)
 
     def _store(self, plan: OwnershipPlan, captured: Captured, deadline: float) -> FrozenFile:
         name = f"frozen-{self._count % 1000}"
@@ -185,6 +206,41 @@ def _file(kept: FrozenObject, tensors: Tensors, slices: Slices) -> FrozenFile:
     return FrozenFile(
         sha256=kept.sha256, size=kept.size, root=kept.root, leaves=kept.leaves, tensors=tensors, slices=slices
     )
+
+
+@torch.no_grad()
+def look(captured: Captured) -> Look:
+    """Microseconds for each tensor, one copy to the host for each device."""
+    locals_ = [p.local for p in captured.pieces]
+    return Look(tuple(_version(t) for t in locals_), tuple(_samples(locals_)))
+
+
+def _samples(tensors: list[torch.Tensor]) -> list[bytes]:
+    picked = [_pick(t).contiguous().view(-1).view(torch.uint8) for t in tensors]
+    found: dict[torch.device, memoryview] = {}
+    for device in {p.device for p in picked}:
+        found[device] = torch.cat([p for p in picked if p.device == device]).cpu().numpy().data
+    samples = []
+    for p in picked:
+        samples.append(bytes(found[p.device][: p.numel()]))
+        found[p.device] = found[p.device][p.numel() :]
+    return samples
+
+
+def _pick(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim == 0:
+        return tensor.reshape(1)
+    return tensor[tuple(slice(None, None, max(1, size // _SAMPLES)) for size in tensor.shape)]
+
+
+def _refuse_changed(captured: Captured, seen: Look) -> None:
+    changed = seen.changed(look(captured))
+    if changed:
+        names = ", ".join(captured.pieces[i].entry.name for i in changed[:3])
+        raise StagingFailed(
+            f"{len(changed)} frozen weights were written to while they were being kept, {names} among them: the next "
+            "save keeps them as they are then"
+        )
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -26,7 +26,7 @@ from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.digest import add, to_hex
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import Fenced, SidecarRefused, StagingFailed
-from trainer_sidecar.train.frozen import FrozenWeights, split
+from trainer_sidecar.train.frozen import FrozenWeights, Look, look, split
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
@@ -132,7 +132,10 @@ class Saves:
             shared = replicas.digests(captured, self._env.rank)
             seal = seal[0].model_copy(update={"replica_digests": shared}), seal[1]
         save.thread = threading.Thread(
-            target=self._background, args=(save, seal, frozen), daemon=True, name=f"rtj-save-{step}"
+            target=self._background,
+            args=(save, seal, frozen, look(frozen)),
+            daemon=True,
+            name=f"rtj-save-{step}",
         )
         save.thread.start()
         return save
@@ -184,11 +187,11 @@ class Saves:
         )
 
     def _background(
-        self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured
+        self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured, seen: Look
     ) -> None:
         try:
             if staged is not None:
-                self._finish(save, *staged, frozen)
+                self._finish(save, *staged, frozen, seen)
             if self._env.rank == 0:
                 self._follow(save)
         except Fenced as error:
@@ -196,12 +199,14 @@ class Saves:
         except BaseException as error:  # handed to the training thread, which raises it at the next step
             save.error = error
 
-    def _finish(self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured) -> None:
+    def _finish(
+        self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured, seen: Look
+    ) -> None:
         """Digest the staged copy, then seal: file, control block, message, in this order."""
         digest = state_digest.of_staged(plan, self._stager.views(plan))
         deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
         try:
-            kept = self._frozen.keep(frozen, deadline)
+            kept = self._frozen.keep(frozen, seen, deadline)
         except (StagingFailed, SidecarRefused, OSError) as error:
             save.detail = str(error)
             log.error("step %d is not saved: %s", save.step, error)
