@@ -68,6 +68,7 @@ class Place:
     process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Place:
+        eventually(self._slots_free, "pods of the test before have left their slots", 120)
         self.kubectl("create", "namespace", self.namespace)
         keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         literals = [f"--from-literal={k}={self.env[k]}" for k in keys]
@@ -77,6 +78,13 @@ class Place:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
+    def _slots_free(self) -> bool:
+        """A job that starts while others still hold slots rightly starts smaller, and grows: another life than the
+        one under test."""
+        pods = json.loads(self.kubectl("get", "pods", "-A", "-o", "json"))["items"]
+        limits = [c.get("resources", {}).get("limits", {}) for p in pods for c in p["spec"]["containers"]]
+        return not any(RESOURCE in found for found in limits)
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
         done = subprocess.run(
