@@ -5,6 +5,7 @@ parts into an `Index` (columnar, datapath T11) and a `ManifestFile`. `status: CO
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import Field
@@ -64,6 +65,8 @@ class TrainingState(Document):
     aliases: list[list[str]] = Field(default_factory=list)
     """Names that share storage (tied weights); the first one of each list is stored."""
     trainable: list[str] = Field(default_factory=list)
+    accumulation: Any = None
+    """Of a save inside an accumulation window: what was consumed of it, loss and denominators so far (T17)."""
     statistics: dict[str, float] = Field(default_factory=dict)
     """Trailing loss and gradient-norm statistics, for checks when there is no witness."""
 
@@ -116,7 +119,10 @@ class Seal(Document):
     frozen: list[FrozenFile] = Field(default_factory=list)
     """Frozen objects that this part refers to; they are in the store already."""
     state_digest: str
-    """Sum mod 2^128 over owned elements, frozen ones included (T19), 32 hex digits; digests of the parts add up."""
+    """Sum mod 2^128 over owned elements, frozen ones included (T19), 32 hex digits; digests of the parts add up.
+    Gradients of an open accumulation window are not in it."""
+    gradient_digest: str = ""
+    """The same over the gradients; empty when there are none."""
     replica_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of replicated items that this rank does not own but has computed (datapath T13)."""
     progress: Progress
@@ -183,6 +189,8 @@ class ManifestFile(Document):
     topology: Topology
     fingerprints: dict[str, str] = Field(default_factory=dict)
     state_digest: str
+    gradient_digest: str = ""
+    """Of the gradients of an open accumulation window (`progress.micro_step`); empty when there are none."""
     training_state: TrainingState
     index: ObjectRef
     shards: list[ManifestShard]
@@ -209,6 +217,11 @@ class Witness(Document):
     epoch: int
     checkpoint_id: str
     steps: list[WitnessStep]
+
+
+def digest_sum(digests: Iterable[str]) -> str:
+    """State digests of parts add up mod 2^128 (datapath T19); an empty one counts as zero. 32 hex digits."""
+    return f"{sum(int(d or '0', 16) for d in digests) % (1 << 128):032x}"
 
 
 def leaf_hashes(data: memoryview | bytes, leaf_size: int = LEAF_SIZE) -> bytes:

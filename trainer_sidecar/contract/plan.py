@@ -34,6 +34,19 @@ class WhenBusy(StrEnum):
     WAIT = "Wait"
 
 
+class AccumulationSave(StrEnum):
+    """What a save in the middle of gradient accumulation holds (datapath T17)."""
+
+    BOUNDARY = "Boundary"
+    """No gradients: saves wait for the end of the window. An order that cannot wait so long saves the state of the
+    window's start, and the window runs again."""
+    REDUCED = "Reduced"
+    """The gradients so far, reduced over the replicas: any mesh goes on with the rest of the window, rtol 1e-6."""
+    RAW = "Raw"
+    """Each rank's own gradients, as they are: the same mesh goes on bit for bit, on another the window runs again. One
+    full model per rank where gradients are not reduced before the window's end."""
+
+
 class Retention(Document):
     """Which committed checkpoints stay (protocol R14). `keep_every_steps` 0: none but the newest ones."""
 
@@ -48,8 +61,21 @@ class CheckpointPolicy(Document):
     interval_seconds: float = Field(default=600, ge=0)
     when_busy: WhenBusy = WhenBusy.SKIP
     save_timeout_seconds: float = Field(default=1800, gt=0)
+    accumulation_save: AccumulationSave = AccumulationSave.BOUNDARY
+    grace_seconds: float | None = Field(default=None, gt=0)
+    """From an order (or SIGTERM) to the kill; None: nobody kills. It decides whether a window may still be finished."""
+    max_failed_saves: int = Field(default=5, ge=0)
+    """So many saves in a row that failed for a reason that another attempt may cure (replicas that drifted apart,
+    staging) end the attempt. A store that is away is no such reason. 0: never."""
     retention: Retention | None = None
     """None: nothing is ever retired by the coordinator (a plan of an older operator)."""
+
+
+class OnVerificationFailure(StrEnum):
+    """What follows when the steps after a resume do not match the witness."""
+
+    FALL_BACK = "FallBack"
+    WARN = "Warn"
 
 
 class VerificationPolicy(Document):
@@ -57,6 +83,8 @@ class VerificationPolicy(Document):
 
     steps: int = Field(default=3, ge=0)
     loss_tolerance: float = Field(default=0.05, ge=0)
+    on_failure: OnVerificationFailure = OnVerificationFailure.WARN
+    """FallBack: the attempt ends, the checkpoint is quarantined for its state and the one before it is tried."""
 
 
 class FingerprintClass(StrEnum):

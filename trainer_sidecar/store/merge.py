@@ -20,6 +20,7 @@ from trainer_sidecar.contract.checkpoint import (
     Seal,
     Slices,
     Tensors,
+    digest_sum,
 )
 from trainer_sidecar.contract.journal import ObjectRef
 
@@ -38,7 +39,6 @@ ITEM_SIZE = {
 
 _Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """(start, size, rank) of a slice."""
-_DIGEST_MODULUS = 1 << 128
 
 
 class MergeError(Exception):
@@ -54,6 +54,7 @@ class Merged:
     state_digest: str
     first: Seal
     frozen: tuple[FrozenObject, ...] = ()
+    gradient_digest: str = ""
 
     def manifest(self, index: ObjectRef, parent: str | None) -> ManifestFile:
         """`manifest.json`, given the stored index and the parent that the journal says."""
@@ -68,6 +69,7 @@ class Merged:
             topology=self.first.topology,
             fingerprints=self.first.fingerprints,
             state_digest=self.state_digest,
+            gradient_digest=self.gradient_digest,
             training_state=self.first.training_state,
             index=index,
             shards=list(self.shards),
@@ -131,11 +133,12 @@ class Merger:
         for tensor, boxes in enumerate(self._boxes):
             self._check_cover(tensor, boxes)
         ranks = sorted(self._parts)
-        digest = sum(int(self._parts[r][0].seal.state_digest, 16) for r in ranks) % _DIGEST_MODULUS
+        seals = [self._parts[r][0].seal for r in ranks]
         return Merged(
             index=self._index(ranks),
             shards=tuple(_shard(*self._parts[r]) for r in ranks),
-            state_digest=f"{digest:032x}",
+            state_digest=digest_sum(s.state_digest for s in seals),
+            gradient_digest=digest_sum(s.gradient_digest for s in seals) if first.gradient_digest else "",
             first=first,
             frozen=tuple(
                 FrozenObject(sha256=f.sha256, size=f.size, root=f.root, leaves=f.leaves)
