@@ -148,6 +148,7 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
         EventPoster(kube, instance),
         defaults,
         settings,
+        metrics=metrics.jobs,
         first_look=FirstLook(applier.conflict_of),
     )
     namespaces = _words(options.namespaces)

@@ -1,11 +1,14 @@
 """All metrics of the operator's process, declared in one place; the reference page is made from here.
 
-No label ever carries a name that lives longer than its job: causes and outcomes are closed sets.
+No label ever carries a name that lives longer than its job: causes and outcomes are closed sets. What is known of each
+job is in `job_metrics`.
 """
 
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from rtj_operator.job_metrics import JobMetrics
 
 
 def _reconcile_seconds(registry: CollectorRegistry) -> Histogram:
@@ -31,9 +34,11 @@ class OperatorMetrics:
     fence_seconds: Histogram = field(init=False)
     watch_restarts: Counter = field(init=False)
     leader: Gauge = field(init=False)
+    jobs: JobMetrics = field(default_factory=JobMetrics)
 
     def __post_init__(self) -> None:
         r = self.registry
+        r.register(self.jobs)
         self.reconcile_seconds = _reconcile_seconds(r)
         self.queue_depth = Gauge("rtj_operator_queue_depth", "Jobs that wait for a worker.", registry=r)
         self.queue_age_seconds = Gauge(

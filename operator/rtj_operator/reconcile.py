@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
 from rtj_operator.api.base import dig
@@ -23,6 +23,7 @@ from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
 from rtj_operator.fencing import FenceTrouble
 from rtj_operator.firstlook import FirstLook
+from rtj_operator.job_metrics import JobMetrics
 from rtj_operator.kube import (
     RTJ,
     AlreadyExists,
@@ -58,6 +59,7 @@ class Reconciler:
     settings: PodSettings
     now: Callable[[], float] = time.time
     nonce: Callable[[], str] = lambda: uuid.uuid4().hex
+    metrics: JobMetrics = field(default_factory=JobMetrics)
     first_look: FirstLook | None = None
     """None: that a run is another object's is found at the fence only."""
 
@@ -70,6 +72,7 @@ class Reconciler:
         try:
             raw = await self.kube.get(RTJ, namespace, name)
         except NotFound:
+            self.metrics.forget(key)
             return None
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
@@ -93,6 +96,7 @@ class Reconciler:
             observed = replace(observed, run_pending=look.pending, run_conflict=look.conflict)
         now, nonce = self.now(), self.nonce()
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
+        self.metrics.saw(key, decision.status)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)
         return await self._carry_out(decision, Subject(raw, job, spec, decision.status, observed), view)
 

@@ -201,14 +201,20 @@ class Situation:
         return self._reporting(progress=ProgressStatus(step=step, epoch=0, samples=step * 8, time=self.now))
 
     def committing(self, *, step: int, sequence: int) -> Situation:
-        commit = CommittedStatus(
+        return self._reporting(last_committed=self._commit(step, sequence))
+
+    def verifying(self, *, step: int, sequence: int) -> Situation:
+        """The commit of that step has been proven now."""
+        return self._reporting(last_verified=self._commit(step, sequence))
+
+    def _commit(self, step: int, sequence: int) -> CommittedStatus:
+        return CommittedStatus(
             step=step,
             samples=step * 8,
             checkpoint_id=f"{step:012d}-{EPOCH:010d}-0123abcd",
             sequence=sequence,
             time=self.now,
         )
-        return self._reporting(last_committed=commit)
 
 
 def job(placement: int, nodes: int, **changes: Any) -> JobView:

@@ -30,7 +30,7 @@ class RankStatus(Document):
 
 
 class CommittedStatus(Document):
-    """The newest commit that this sidecar knows of."""
+    """A commit that this sidecar knows of; `time` is that of the commit, in Unix seconds."""
 
     step: int
     samples: int
@@ -102,6 +102,8 @@ class SidecarStatus(Document):
     progress: ProgressStatus | None = None
     in_flight: InFlightStatus | None = None
     last_committed: CommittedStatus | None = None
+    last_verified: CommittedStatus | None = None
+    """The newest commit of the surviving history that a resume, a drill or a deep check has proven."""
     consecutive_failures: int = 0
     last_failure: str = ""
     """Why the newest of these saves failed."""

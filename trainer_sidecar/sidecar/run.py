@@ -77,8 +77,9 @@ class Run:
         self._appender: Journal | None = None
         self._noting = threading.Lock()
         self._last: CommittedStatus | None = None
+        self._verified: CommittedStatus | None = None
         self._seen = 0
-        """Newest journal entry that `_last` rests on: a look that began earlier and ends later changes nothing."""
+        """Newest journal entry that these rest on: a look that began earlier and ends later changes nothing."""
         self._sound = False
         """Whether the store was probed well, or may not be probed."""
 
@@ -111,6 +112,11 @@ class Run:
     def last_committed(self) -> CommittedStatus | None:
         """The newest commit on the surviving history that has been seen."""
         return self._last
+
+    @property
+    def last_verified(self) -> CommittedStatus | None:
+        """The newest commit on the surviving history that has a `Verified` entry."""
+        return self._verified
 
     def commit(self, plan: Plan, merged: Merged, stop: threading.Event) -> Manifest:
         """Store index and manifest, claim the journal entry, write the hint; the entry, also one that stood already.
@@ -240,17 +246,23 @@ class Run:
         newest = next(iter(history.lineage), None)
         if newest is None or newest.epoch > epoch:
             return
+        proven = next((m for m in history.lineage if m.checkpoint_id in history.verified), None)
         with self._noting:
             if history.tail < self._seen:
                 return
             self._seen = history.tail
-            self._last = CommittedStatus(
-                step=newest.step,
-                samples=newest.samples,
-                checkpoint_id=newest.checkpoint_id,
-                sequence=newest.seq,
-                time=newest.time,
-            )
+            self._last = _status(newest)
+            self._verified = _status(proven) if proven else None
+
+
+def _status(commit: Manifest) -> CommittedStatus:
+    return CommittedStatus(
+        step=commit.step,
+        samples=commit.samples,
+        checkpoint_id=commit.checkpoint_id,
+        sequence=commit.seq,
+        time=commit.time,
+    )
 
 
 def _usable(act: Callable[[], _T]) -> _T:

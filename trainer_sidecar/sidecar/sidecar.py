@@ -186,6 +186,7 @@ class Sidecar:
             progress=view.progress,
             in_flight=save.status(deadline) if save else None,
             last_committed=self.run.last_committed,
+            last_verified=self.run.last_verified,
             consecutive_failures=self.saves.consecutive_failures,
             last_failure=self.saves.last_failure[:1024],
             last_save_seconds=self.saves.last_save_seconds,

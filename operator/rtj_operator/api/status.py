@@ -151,7 +151,7 @@ class CommitStatus(ApiModel):
     sequence: int
     """Sequence of its commit in the journal."""
     time: Timestamp
-    """When it was committed, or verified."""
+    """When it was committed."""
 
 
 class ProgressStatus(ApiModel):
@@ -204,6 +204,12 @@ class Counters(ApiModel):
     """Changes of the number of nodes."""
     without_progress: int = 0
     """Failures since the newest commit."""
+    reshards: int = 0
+    """Resumes on another mesh than had saved."""
+    restore_failures: int = 0
+    """Attempts that could not restore."""
+    reprocessed_samples: int = 0
+    """Samples run again because a window of gradient accumulation could not be split."""
 
 
 class AttemptSeconds(ApiModel):
@@ -312,7 +318,7 @@ class JobStatus(ApiModel):
     last_committed: CommitStatus | None = None
     """Newest committed checkpoint."""
     last_verified: CommitStatus | None = None
-    """Newest checkpoint that a resume or a drill has proven."""
+    """Newest checkpoint that a resume, a drill or a deep check has proven."""
     progress: ProgressStatus | None = None
     """Training now."""
     recovery_point: RecoveryPoint | None = None

@@ -7,7 +7,7 @@ import fnmatch
 from datetime import datetime, timedelta
 
 from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
-from rtj_operator.classify import DRAINED, SIDECAR_OOM, STORE_UNAVAILABLE, End
+from rtj_operator.classify import DRAINED, RESTORE_POINT_BAD, SIDECAR_OOM, STORE_UNAVAILABLE, End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Event, PublishOrder
 from rtj_operator.decide.exclusion import FAILURES, failed_again, with_excluded
@@ -18,6 +18,7 @@ from trainer_sidecar.contract.plan import Order
 
 BURNING = frozenset({Cause.RANK_FAILED, Cause.OOM_KILLED, Cause.HUNG, Cause.OPERATOR})
 LOSSES = frozenset({Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
+RESTORE_FAILURES = frozenset({RESTORE_POINT_BAD, STORE_UNAVAILABLE, "ResumeRefused"})
 STORE_WAIT_SECONDS = 30
 """Before a restore is tried again that failed because the store was away."""
 _OUTCOME_CAUSES = {c.value: c for c in Cause} | {
@@ -46,6 +47,7 @@ def counted(view: View, status: JobStatus, end: End) -> JobStatus:
             "failures": counters.failures + burns,
             "preemptions": counters.preemptions + (end.cause in LOSSES),
             "without_progress": without,
+            "restore_failures": counters.restore_failures + (end.outcome in RESTORE_FAILURES),
         }
     )
     retry_at = backoff_until(view.spec.restart, without, view.time) if burns else status.retry_at

@@ -11,6 +11,7 @@ from rtj_operator.api import (
     AttemptRecord,
     AttemptSeconds,
     CommitStatus,
+    Counters,
     Distance,
     JobStatus,
     Phase,
@@ -24,7 +25,8 @@ from rtj_operator.decide.actions import Event
 from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
 from rtj_operator.text import count, printable
-from trainer_sidecar.contract.status import PhaseTimes, SidecarStatus, TrainerState
+from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.contract.status import CommittedStatus, PhaseTimes, SidecarStatus, TrainerState
 
 PROGRESS_SECONDS = 60.0
 _DAY = 86400.0
@@ -47,18 +49,12 @@ def coordinator(view: View) -> SidecarStatus | None:
 
 def with_commits(view: View) -> JobStatus:
     """The status with a newer commit in it, which ends the count of failures without progress."""
-    status, seen = view.status, coordinator(view)
+    status, seen = _with_verified(view), coordinator(view)
     commit = seen.last_committed if seen else None
     known = status.last_committed
     if commit is None or (known is not None and commit.sequence <= known.sequence):
         return status
-    newest = CommitStatus(
-        step=count(commit.step),
-        samples=count(commit.samples),
-        checkpoint_id=printable(commit.checkpoint_id[:64]),
-        sequence=count(commit.sequence),
-        time=_moment(commit.time, view),
-    )
+    newest = _commit(commit, view)
     attempt = status.attempt
     own = attempt is not None and attempt.epoch is not None and commit.sequence > attempt.epoch
     update: dict[str, object] = {"last_committed": newest}
@@ -67,6 +63,28 @@ def with_commits(view: View) -> JobStatus:
     if own:
         update["counters"] = status.counters.model_copy(update={"without_progress": 0})
     return status.model_copy(update=update)
+
+
+def _with_verified(view: View) -> JobStatus:
+    """The newest proven restore point; it goes back when the one it was is under quarantine now."""
+    status, seen = view.status, coordinator(view)
+    if seen is None or seen.last_committed is None:  # it has not read the journal yet
+        return status
+    proven = _commit(seen.last_verified, view) if seen.last_verified else None
+    known = status.last_verified
+    if (proven and proven.sequence) == (known and known.sequence):
+        return status
+    return status.model_copy(update={"last_verified": proven})
+
+
+def _commit(commit: CommittedStatus, view: View) -> CommitStatus:
+    return CommitStatus(
+        step=count(commit.step),
+        samples=count(commit.samples),
+        checkpoint_id=printable(commit.checkpoint_id[:64]),
+        sequence=count(commit.sequence),
+        time=_moment(commit.time, view),
+    )
 
 
 def training(view: View) -> Step | None:
@@ -181,7 +199,22 @@ def _with_resume(status: JobStatus, seen: SidecarStatus) -> JobStatus:
         checks=len(report.checks),
         failed_checks=[printable(c.name[:128]) for c in report.checks if not c.passed][:32],
     )
-    return status.model_copy(update={"resume": resume})
+    first = status.resume is None or status.resume.attempt != attempt.number
+    return status.model_copy(
+        update={
+            "resume": resume,
+            "counters": _with_report(status.counters, report) if first else status.counters,
+        }
+    )
+
+
+def _with_report(counters: Counters, report: ResumeReport) -> Counters:
+    return counters.model_copy(
+        update={
+            "reshards": counters.reshards + report.resharded,
+            "reprocessed_samples": count(counters.reprocessed_samples + report.reprocessed_samples),
+        }
+    )
 
 
 def _with_seconds(status: JobStatus, phases: PhaseTimes) -> JobStatus:
@@ -227,16 +260,22 @@ def _saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
 
 
 def _recovery(status: JobStatus, progress: ProgressStatus, view: View) -> RecoveryPoint | None:
-    done = status.last_committed
-    if done is None:
+    committed = _distance(status.last_committed, progress, view)
+    if committed is None:
         return None
-    seconds = int(view.since(done.time))
-    distance = Distance(
-        steps=max(0, progress.step - done.step),
-        samples=max(0, progress.samples - done.samples),
-        seconds=seconds,
+    verified = _distance(status.last_verified, progress, view)
+    summary = f"{committed.steps} steps/{committed.seconds}s"
+    return RecoveryPoint(committed=committed, verified=verified, summary=summary)
+
+
+def _distance(point: CommitStatus | None, progress: ProgressStatus, view: View) -> Distance | None:
+    if point is None:
+        return None
+    return Distance(
+        steps=max(0, progress.step - point.step),
+        samples=max(0, progress.samples - point.samples),
+        seconds=int(view.since(point.time)),
     )
-    return RecoveryPoint(committed=distance, summary=f"{distance.steps} steps/{seconds}s")
 
 
 def _number(value: float | None) -> str | None:
