@@ -1,0 +1,52 @@
+"""`python bench [NAME ...]`: runs the named benchmarks (all without a name), prints a table and keeps the figures.
+
+Each benchmark is a module of this folder with `measure(options) -> Iterable[Figure]`. Figures go to
+`bench/out/results.json`
+as they come, so that a benchmark that is stopped halfway leaves what it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "operator")]
+
+from figures import Results  # noqa: E402
+
+BENCHES = {
+    "relaunch": "from the death of a process to all trainer processes started again (needs the local cluster)",
+    "scale": "1,000 jobs of 4 simulated pods on a real API server (needs the programs of the local cluster)",
+}
+
+
+def main() -> int:
+    """Exit code 1 when a figure misses its target."""
+    listed = "\n".join(f"  {name:10} {text}" for name, text in BENCHES.items())
+    parser = argparse.ArgumentParser(
+        prog="make bench ARGS=...", epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHES)}; none: all of them")
+    parser.add_argument("--kills", type=int, default=20, help="relaunch: kills of each kind")
+    parser.add_argument("--kinds", default="", help="relaunch: kinds, comma-separated; empty: all")
+    parser.add_argument("--jobs", type=int, default=1000, help="scale: jobs of four pods")
+    parser.add_argument("--failures", type=int, default=300, help="scale: pods that fail")
+    parser.add_argument("--idle-seconds", type=int, default=240, help="scale: how long nothing happens")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(BENCHES))
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(BENCHES)}")
+    results = Results(Path(__file__).with_name("out") / "results.json")
+    measured = []
+    for name in options.names or BENCHES:
+        for figure in importlib.import_module(name).measure(options):
+            results.add(figure)
+            measured.append(figure)
+    print(results.table([f.name for f in measured]))
+    return int(any(f.holds is False for f in measured))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
