@@ -11,6 +11,7 @@ from trainer_sidecar.contract.checkpoint import Progress
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.train.order import EMPTY_DIGEST, SampleOrder, batch_digest, chain, rank_slice
 from trainer_sidecar.train.streams import StreamOrder
+from trainer_sidecar.train.window import Split, offsets
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Cursor:
     step: int = 0
     samples: int = 0
     sample_digest: str = EMPTY_DIGEST
+    before: tuple[Split, ...] = ()
+    """How attempts before this one consumed the beginning of the window that is open."""
 
     @property
     def global_batch(self) -> int:
@@ -47,9 +50,10 @@ class Cursor:
     def micro_ids_at(self, samples: int, micro_step: int) -> np.ndarray:
         """The same for the step that begins after `samples` consumed samples; needs an order."""
         assert self.order is not None
-        size = self.topology.batch.micro_batch_size
-        mine = rank_slice(self.order.ids(samples, self.global_batch), self.topology.mesh.dp, self.dp_rank)
-        return mine[micro_step * size : (micro_step + 1) * size]
+        before = self.before if samples == self.samples else ()
+        places = offsets(self.topology, before, self.dp_rank, micro_step)
+        mine: np.ndarray = self.order.ids(samples, self.global_batch)[places]
+        return mine
 
     def batch_digest(self) -> str:
         return batch_digest(self.batch_ids())
@@ -60,6 +64,7 @@ class Cursor:
             self.sample_digest = chain(self.sample_digest, self.batch_ids())
         self.samples += self.global_batch
         self.step += 1
+        self.before = ()
 
     def progress(self, loss: float | None, grad_norm: float | None) -> Progress:
         return Progress(
