@@ -59,6 +59,10 @@ OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 SIGNAL_WINDOW_SECONDS = 0.5
 LINGER_SECONDS = 1.0
 """A guard of a failed rank waits to be killed by the launcher, so that torchrun adds no second traceback to the log."""
+EARLY = (
+    "the script ended inside its Session: the run is not finished and nothing was saved at the end (os._exit, or a "
+    "Session that is neither used with `with` nor closed)"
+)
 SPARE_CODE = """
 import json, os, sys
 from torch.distributed.run import main
@@ -127,6 +131,12 @@ def signal_name(code: int | None) -> str | None:
 def rank_file(folder: str, rank: int) -> str:
     """Path of a rank's outcome within an epoch's outcome folder."""
     return os.path.join(folder, f"rank-{rank:05d}.json")
+
+
+def left_session(outcomes: str, rank: int) -> bool:
+    """Whether a rank has opened its Session and has left no outcome: however it ended, it has not finished."""
+    path = rank_file(outcomes, rank)
+    return os.path.exists(f"{os.path.splitext(path)[0]}.open") and not os.path.exists(path)
 
 
 # ---------------------------------------------------------------------------------------------------- processes
@@ -301,8 +311,13 @@ def guard_rank(command: list[str]) -> NoReturn:
     reports.send({**report, "pid": pid})
     code, tail = follow_rank(pid, stderr, wakeup)
     outcome = read_json(rank_file(os.environ["RTJ_OUTCOME_DIR"], rank)) or {}
-    well = code == 0 or outcome.get("kind") in GOOD
-    error = elastic_error(os.environ.get("TORCHELASTIC_ERROR_FILE", "")) or tail.decode(errors="replace")
+    early = code == 0 and left_session(os.environ["RTJ_OUTCOME_DIR"], rank)
+    well = not early and (code == 0 or outcome.get("kind") in GOOD)
+    error = (
+        EARLY
+        if early
+        else elastic_error(os.environ.get("TORCHELASTIC_ERROR_FILE", "")) or tail.decode(errors="replace")
+    )
     reports.send(
         {**report, "pid": pid, "code": code, "ended": time.time(), "well": well, "error": error[-TAIL_BYTES:]}
     )

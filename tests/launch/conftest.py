@@ -44,6 +44,11 @@ if mode == "hang" and rank == 1:
         time.sleep(600)
     print("rank 1 hangs", file=sys.stderr, flush=True)
     waits_for_a_peer_that_never_comes()
+if mode == "leave" and rank == 0:
+    from pathlib import Path
+    from trainer_sidecar.train.outcome import OutcomeFile
+    OutcomeFile(Path(os.environ["RTJ_OUTCOME_DIR"]), None, rank)  # as a Session does first
+    os._exit(0)
 if mode == "refuse":
     outcome("ResumeRefused", message="missing key layers.7.weight")
     sys.exit(1)

@@ -102,7 +102,7 @@ def install_launcher_for(root: Path) -> bool:
 
 
 def test_outcomes_of_ranks_beat_exit_codes_and_only_finished_ends_the_launcher(start_pod: Any) -> None:
-    pod = start_pod(modes={1: "raise", 3: "library error", 5: "refuse", 7: "finish"})
+    pod = start_pod(modes={1: "raise", 3: "library error", 5: "refuse", 7: "leave", 9: "finish"})
     pod.publish(1)
     outcome = pod.outcome(1)
     assert outcome["kind"] == "Failed"
@@ -126,10 +126,15 @@ def test_outcomes_of_ranks_beat_exit_codes_and_only_finished_ends_the_launcher(s
     assert (outcome["kind"], outcome["message"]) == ("ResumeRefused", "missing key layers.7.weight")
 
     pod.publish(7)
+    outcome = pod.outcome(7)
+    assert (outcome["kind"], outcome["failure"]["rank"], outcome["failure"]["exitCode"]) == ("Failed", 0, 0)
+    assert "ended inside its Session" in outcome["message"], "exit code 0 alone finishes no training"
+
+    pod.publish(9)
     assert pod.wait(60) == 0
-    assert pod.outcome(7)["kind"] == "Finished"
+    assert pod.outcome(9)["kind"] == "Finished"
     assert json.loads(pod.termination.read_text())["step"] == 20
-    assert "rank 0 of epoch 7 says hello" in pod.text()
+    assert "rank 0 of epoch 9 says hello" in pod.text()
 
 
 def test_sigterm_saves_then_exits_143_without_reaching_torchrun(start_pod: Any) -> None:

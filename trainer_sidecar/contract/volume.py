@@ -11,6 +11,7 @@ and no sticky bit, because trainer and sidecar often run under different users (
     w/stage/rank-<rank:05d>/buffer-<k>.ctl   64-byte control block of that buffer (see `BufferState`)
     w/stage/rank-<rank:05d>/seal.json    the newest seal, written by rename
     w/stage/rank-<rank:05d>/part.json, part.hash   made once by the sidecar, by rename, before its first PUT
+    w/outcome/<epoch>/rank-<rank:05d>.open   the rank has opened its Session: it ends with an outcome or has failed
     w/outcome/<epoch>/rank-<rank:05d>.json, pod.json   outcomes, by rename
     w/restore/<checkpoint id>/<file>     sparse windows that the sidecar fills with verified bytes at the file's offsets
     w/sidecar.json                       the sidecar's own notes (saves whose outcome is recorded), by rename

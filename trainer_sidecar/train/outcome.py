@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from pathlib import Path
 
@@ -14,15 +15,22 @@ MAX_ERROR_BYTES = 1024
 
 
 class OutcomeFile:
-    """`<outcome dir>/rank-<rank:05d>.json`, written by rename. The first outcome of a rank stands."""
+    """`<outcome dir>/rank-<rank:05d>.json`, written by rename. The first outcome of a rank stands.
+
+    `rank-<rank:05d>.open` stands from the start: a rank that then ends without an outcome, with whatever exit code, has
+    not finished.
+    """
 
     def __init__(self, folder: Path, plan: Plan, rank: int) -> None:
         self._path, self._plan, self._rank = folder / f"rank-{rank:05d}.json", plan, rank
+        self._process = os.getpid()
         self.written: OutcomeKind | None = None
+        open_folder(folder)
+        write_by_rename(self._path.with_suffix(".open"), b"")
 
     def write(self, kind: OutcomeKind, step: int, message: str, failure: RankFailure | None = None) -> None:
-        if self.written is not None:
-            return
+        if self.written is not None or os.getpid() != self._process:
+            return  # a child that the script has forked does not speak for the rank
         outcome = Outcome(
             epoch=self._plan.epoch,
             attempt=self._plan.attempt,
