@@ -25,6 +25,9 @@ import json, os, sys, time
 rank, attempt = os.environ["RANK"], json.load(open(os.environ["RTJ_PLAN"]))["attempt"]
 print(f"rank {rank} in attempt {attempt}", flush=True)
 mode = sys.argv[1]
+if mode == "usage":
+    import argparse
+    argparse.ArgumentParser().parse_args(["--bogus"])
 if mode == "sleep":
     time.sleep(300)
 if mode == "fail" or (mode == "fail once" and attempt == 1 and rank == "1"):
@@ -69,6 +72,16 @@ def test_the_budget_of_failures_without_a_commit_ends_the_run(
     assert run.wait() == 1
     assert len(attempts(file_url)) == 2
     assert "2 failures in a row without a newer commit" in run.events("GaveUp")[0]["message"]
+
+
+def test_arguments_that_the_script_refuses_are_no_failure_to_retry(
+    start_run: Any, script: Path, file_url: str
+) -> None:
+    run = start_run(file_url, script, "usage", options=("--nproc", "1", "--backoff-seconds", "0"))
+    assert run.wait() == 2, run.text()
+    assert len(attempts(file_url)) == 1
+    assert "correct what stands after --" in run.events("UsageError")[0]["message"]
+    assert not run.events("GaveUp")
 
 
 def test_a_second_run_fences_the_first_which_kills_its_ranks_and_says_so(

@@ -37,6 +37,7 @@ POLL_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 30.0
 """How long a save whose ranks have all sealed may delay the next fence (operator.md O1)."""
 KEPT_UP = (OutcomeKind.FAILED, OutcomeKind.FENCED)
+EXIT_USAGE = 2
 EXIT_FENCED = EXIT_CODES[OutcomeKind.FENCED]
 
 
@@ -252,6 +253,14 @@ class LocalRun:
         if alive and not self._stops and self._quarantine(plan, outcome):
             ended.cause = Cause.OPERATOR
             return None
+        if alive and self._is_usage_error(plan, outcome):
+            self._events.tell(
+                "UsageError",
+                "the script does not take these arguments (exit code 2 before it joined) and is not tried again: "
+                "correct what stands after --",
+            )
+            self._order(plan, Order.STOP)
+            return EXIT_USAGE
         if outcome.kind == OutcomeKind.FAILED and ended.retry and alive:
             self._await_commit()
             if self._spend_budget(plan):
@@ -264,6 +273,11 @@ class LocalRun:
         if alive and outcome.kind != OutcomeKind.FINISHED:
             self._order(plan, Order.STOP)
         return EXIT_CODES[outcome.kind]
+
+    def _is_usage_error(self, plan: Plan, outcome: Outcome) -> bool:
+        """Exit code 2 is how Python and argparse refuse a command line; the next attempt would have the same one."""
+        failure = outcome.failure
+        return failure is not None and failure.exit_code == EXIT_USAGE and not self._status.joined(plan.epoch)
 
     def _quarantine(self, plan: Plan, outcome: Outcome) -> bool:
         """When the restore met missing or wrong bytes: quarantine the checkpoint, so that the one before is tried."""

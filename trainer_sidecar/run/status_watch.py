@@ -52,6 +52,12 @@ class StatusWatch:
         """The sidecar found a later attempt in the journal while it served `epoch`."""
         return self.status is not None and self.status.epoch == epoch and self.status.fenced
 
+    def joined(self, epoch: int) -> bool:
+        """Whether any rank of `epoch` has ever joined, asked now."""
+        self._next = 0.0
+        self.poll()
+        return self.status is not None and self.status.epoch == epoch and bool(self.status.ranks)
+
     def sealed_save(self) -> bool:
         """A save is in flight whose ranks have all sealed."""
         flight = self.status.in_flight if self.status else None
