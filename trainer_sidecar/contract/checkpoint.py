@@ -41,6 +41,14 @@ class Slices(Document):
     size: list[list[int]]
 
 
+class DatasetProgress(Document):
+    """What was taken of one dataset of several."""
+
+    samples: int
+    epoch: int
+    """Finished passes over it."""
+
+
 class Progress(Document):
     """Where training stands at the save. `samples` is the data cursor: consumed samples since the run's first step."""
 
@@ -50,6 +58,10 @@ class Progress(Document):
     samples: int
     sample_digest: str
     """Rolling digest of all consumed sample ids, independent of world size. Hex."""
+    place: dict[str, Any] | None = None
+    """What `samples` alone does not say of the place in the data, equal on all ranks (packed sequences)."""
+    datasets: dict[str, DatasetProgress] = Field(default_factory=dict)
+    """By dataset, where there are several."""
     loss: float | None = None
     grad_norm: float | None = None
 

@@ -7,6 +7,8 @@ other kinds may stand between them. A process that is killed may leave an unfini
 
 from typing import Literal
 
+from pydantic import Field
+
 from trainer_sidecar.contract.base import Document
 
 
@@ -24,7 +26,12 @@ class LedgerStep(Document):
     """Ranks of one dp rank (tensor and pipeline parallel) consume the same samples."""
     dp: int
     samples: list[int]
-    """Indices into the dataset, all micro batches of this rank, in the order in which they were consumed."""
+    """Indices into the dataset, all micro batches of this rank, in the order in which they were consumed. In a mixture,
+    number of the dataset x 2^48 + index; of packed sequences, their numbers; of a loader of one's own, what it says."""
+    datasets: list[str] = Field(default_factory=list)
+    """Names of the datasets of a mixture, by number."""
+    pieces: list[list[list[int]]] = Field(default_factory=list)
+    """Of packed sequences, one entry per sample: [document, first token, end] of each piece."""
     loss: float | None = None
     """Mean loss over this rank's samples; the mean over ranks is that of the global batch."""
     grad_norm: float | None = None

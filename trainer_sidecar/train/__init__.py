@@ -11,19 +11,25 @@ from trainer_sidecar.train.errors import (
 )
 from trainer_sidecar.train.fingerprint_content import DatasetManifest
 from trainer_sidecar.train.fingerprints import fingerprint
+from trainer_sidecar.train.mixture import Mixture
 from trainer_sidecar.train.order import SampleOrder
+from trainer_sidecar.train.packing import Packed
 from trainer_sidecar.train.session import Session
+from trainer_sidecar.train.stateful import StatefulLoader
 from trainer_sidecar.train.streams import Streams
 
 __all__ = [
     "DatasetManifest",
     "EnvironmentMissing",
     "Fenced",
+    "Mixture",
+    "Packed",
     "ResumeRefused",
     "SampleOrder",
     "SaveFailed",
     "Session",
     "SidecarLost",
+    "StatefulLoader",
     "Streams",
     "TrainingLibraryError",
     "fingerprint",

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer_sidecar.contract.checkpoint import Progress
+from trainer_sidecar.contract.checkpoint import DatasetProgress, Progress
 from trainer_sidecar.contract.topology import Topology
-from trainer_sidecar.train.order import EMPTY_DIGEST, SampleOrder, batch_digest, chain, rank_slice
-from trainer_sidecar.train.streams import StreamOrder
+from trainer_sidecar.train.order import EMPTY_DIGEST, Order, batch_digest, chain, rank_slice
 from trainer_sidecar.train.window import Split, offsets
 
 
@@ -20,7 +19,7 @@ class Cursor:
 
     topology: Topology
     dp_rank: int
-    order: SampleOrder | StreamOrder | None
+    order: Order | None
     step: int = 0
     samples: int = 0
     sample_digest: str = EMPTY_DIGEST
@@ -50,28 +49,45 @@ class Cursor:
     def micro_ids_at(self, samples: int, micro_step: int) -> np.ndarray:
         """The same for the step that begins after `samples` consumed samples; needs an order."""
         assert self.order is not None
-        before = self.before if samples == self.samples else ()
-        places = offsets(self.topology, before, self.dp_rank, micro_step)
-        mine: np.ndarray = self.order.ids(samples, self.global_batch)[places]
+        mine: np.ndarray = self.order.ids(samples, self.global_batch)[self._places(samples, micro_step)]
         return mine
 
+    def micro_items_at(self, samples: int, micro_step: int) -> list[Any]:
+        """What the dataset is asked for at the samples of `micro_ids_at`."""
+        assert self.order is not None
+        items = self.order.items(samples, self.global_batch)
+        return [items[place] for place in self._places(samples, micro_step)]
+
+    def _places(self, samples: int, micro_step: int) -> np.ndarray:
+        before = self.before if samples == self.samples else ()
+        return offsets(self.topology, before, self.dp_rank, micro_step)
+
+    def _words(self) -> np.ndarray:
+        return self.order.words(self.samples, self.global_batch) if self.order else np.empty(0, np.int64)
+
     def batch_digest(self) -> str:
-        return batch_digest(self.batch_ids())
+        """Of the global batch of the step that is under way."""
+        return batch_digest(self._words())
 
     def advance(self) -> None:
         """The step is done: its whole global batch counts as consumed."""
         if self.order:
-            self.sample_digest = chain(self.sample_digest, self.batch_ids())
+            self.sample_digest = chain(self.sample_digest, self._words())
         self.samples += self.global_batch
         self.step += 1
+        if self.order:
+            self.order.passed(self.samples)
         self.before = ()
 
     def progress(self, loss: float | None, grad_norm: float | None) -> Progress:
+        counts = self.order.counts(self.samples) if self.order else {}
         return Progress(
             step=self.step,
             epoch=self.epoch,
             samples=self.samples,
             sample_digest=self.sample_digest,
+            place=self.order.state(self.samples) if self.order else None,
+            datasets={name: DatasetProgress(**count) for name, count in counts.items()},
             loss=loss,
             grad_norm=grad_norm,
         )
@@ -79,6 +95,8 @@ class Cursor:
     def restore(self, progress: Progress) -> None:
         self.step, self.samples = progress.step, progress.samples
         self.sample_digest = progress.sample_digest
+        if self.order:
+            self.order.resume(progress.samples, progress.place)
 
     def describe(self) -> dict[str, Any] | None:
         return self.order.describe() if self.order else None

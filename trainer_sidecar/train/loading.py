@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Sampler
 from trainer_sidecar.train.cursor import Cursor
 
 
-class OrderedBatches(Sampler[list[int]]):
+class OrderedBatches(Sampler[list[Any]]):
     """A batch sampler without end or state of its own: every iteration starts at the cursor.
 
     `micro` gives the micro step that is open. It stops after `total_steps` (None: never).
@@ -28,12 +28,12 @@ class OrderedBatches(Sampler[list[int]]):
     def __init__(self, cursor: Cursor, micro: Callable[[], int], total_steps: int | None) -> None:
         self._cursor, self._micro, self._total_steps = cursor, micro, total_steps
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         cursor = self._cursor
         step, samples, micro = cursor.step, cursor.samples, self._micro()
         while self._total_steps is None or step < self._total_steps:
             while micro < cursor.topology.batch.accumulation:
-                yield cursor.micro_ids_at(samples, micro).tolist()
+                yield cursor.micro_items_at(samples, micro)
                 micro += 1
             step, samples, micro = step + 1, samples + cursor.global_batch, 0
 

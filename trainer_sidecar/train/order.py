@@ -17,6 +17,7 @@ Algorithm `rtj-order-1`, fixed for ever once released (golden vectors in the tes
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ SMALL = 65_536
 EMPTY_DIGEST = "0" * 64
 _ROUNDS = 6
 _AHEAD = 4096
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _C1 = np.uint64(0xBF58476D1CE4E5B9)
 _C2 = np.uint64(0x94D049BB133111EB)
 
@@ -37,7 +39,7 @@ def _keys(seed: int, epoch: int) -> list[int]:
     return [int.from_bytes(raw[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS)]
 
 
-def _hash(values: np.ndarray, key: int) -> np.ndarray:
+def keyed_hash(values: np.ndarray, key: int) -> np.ndarray:
     """splitmix64's finalizer of value + key."""
     x: np.ndarray = values.astype(np.uint64) + np.uint64(key)
     x ^= x >> np.uint64(30)
@@ -58,7 +60,7 @@ class Permutation:
         self._keys = _keys(seed, epoch)
         self._table: np.ndarray | None = None
         if size < SMALL:
-            hashed = _hash(np.arange(size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15), self._keys[0])
+            hashed = keyed_hash(np.arange(size, dtype=np.uint64) * GOLDEN, self._keys[0])
             self._table = np.argsort(hashed, kind="stable").astype(np.int64)
         self._half = np.uint64((max(size - 1, 1).bit_length() + 1) // 2)
         self._mask = np.uint64((1 << int(self._half)) - 1)
@@ -74,18 +76,69 @@ class Permutation:
     def _feistel(self, values: np.ndarray) -> np.ndarray:
         left, right = values >> self._half, values & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_hash(right, key) & self._mask)
+            left, right = right, left ^ (keyed_hash(right, key) & self._mask)
         return (left << self._half) | right
 
 
+class Order:
+    """What comes at each position of a run. Subclasses say it; every rank computes it alone, for all ranks.
+
+    Position p is the p-th sample that the run consumes, over all ranks, from 0 on.
+    """
+
+    samples_per_epoch: int
+    """0: the data has no epochs that a position could tell."""
+
+    def epoch(self, position: int) -> int:
+        """Epoch of a position."""
+        raise NotImplementedError
+
+    def ids(self, position: int, count: int) -> np.ndarray:
+        """Sample ids at positions [position, position + count), int64."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for a cursor to mean the same samples; goes into the manifest."""
+        raise NotImplementedError
+
+    def items(self, position: int, count: int) -> list[Any]:
+        """What the dataset is asked for at these positions: ids, unless an id alone does not say what to read."""
+        return list(self.ids(position, count).tolist())
+
+    def words(self, position: int, count: int) -> np.ndarray:
+        """What the digest of consumed samples hashes for these positions, int64."""
+        return self.ids(position, count)
+
+    def passed(self, position: int) -> None:
+        """Everything before `position` is consumed: what was kept for it can go."""
+
+    def state(self, position: int) -> dict[str, Any] | None:
+        """What `position` alone does not say, as plain JSON, small and equal on all ranks."""
+        del position
+        return None
+
+    def resume(self, position: int, state: Mapping[str, Any] | None) -> None:
+        """Go on at `position`, with what `state` returned there."""
+
+    def counts(self, position: int) -> dict[str, dict[str, int]]:
+        """Consumed samples and finished epochs of each dataset, where there are several."""
+        del position
+        return {}
+
+    def names(self) -> list[str]:
+        """Datasets by the number that an id holds above its low 48 bits; empty where ids are plain indices."""
+        return []
+
+
 @dataclass
-class SampleOrder:
+class SampleOrder(Order):
     """Global order of `size` samples, `global_batch` per step. Raises ValueError when a batch cannot be filled."""
 
     size: int
     seed: int
     global_batch: int
     drop_last: bool = False
+    samples_per_epoch: int = field(init=False)
     _epochs: dict[int, Permutation] = field(default_factory=dict, repr=False)
     _ahead: tuple[int, np.ndarray] = field(default=(0, np.empty(0, np.int64)), repr=False)
 
@@ -95,10 +148,7 @@ class SampleOrder:
                 f"{self.size} samples cannot fill a global batch of {self.global_batch}"
                 f"{' with drop_last' if self.drop_last else ''}: use a smaller batch or more data"
             )
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self.size - self.size % self.global_batch if self.drop_last else self.size
+        self.samples_per_epoch = self.size - self.size % self.global_batch if self.drop_last else self.size
 
     def epoch(self, position: int) -> int:
         """Epoch of a position."""
@@ -108,14 +158,15 @@ class SampleOrder:
         """Sample ids at positions [position, position + count), int64. Computed `_AHEAD` at a time."""
         first, cached = self._ahead
         if not (first <= position and position + count <= first + len(cached)):
-            first, cached = position, self._compute(position, max(count, _AHEAD))
+            positions = np.arange(position, position + max(count, _AHEAD), dtype=np.int64)
+            first, cached = position, self.at(positions)
             self._ahead = (first, cached)
         return cached[position - first : position - first + count]
 
-    def _compute(self, position: int, count: int) -> np.ndarray:
-        positions = np.arange(position, position + count, dtype=np.int64)
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Sample ids at any positions, both int64."""
         epochs, indices = np.divmod(positions, self.samples_per_epoch)
-        ids = np.empty(count, dtype=np.int64)
+        ids = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
             ids[here] = self._permutation(epoch)(indices[here])

@@ -41,14 +41,14 @@ from trainer_sidecar.train.fingerprints import same_on_all
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ledger import Ledger
 from trainer_sidecar.train.loading import OrderedBatches, iterate, make_loader
-from trainer_sidecar.train.order import SampleOrder
+from trainer_sidecar.train.ordering import order_of, per_rank_of, steps_of
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.policy import SavePolicy
 from trainer_sidecar.train.restore import Clockwork, Restorer
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
-from trainer_sidecar.train.streams import StreamOrder, Streams
+from trainer_sidecar.train.streams import Streams
 
 log = logging.getLogger("rtj.train")
 _REPORT_SECONDS = 0.5
@@ -120,9 +120,10 @@ class Session:
     ) -> Session:
         """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
 
-        `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]), `Streams`, or None when the script
-        feeds itself; the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict,
-        equal on all ranks; those in `per_rank` (a stateful loader) differ and can be restored on the same mesh only;
+        `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]), a `Mixture`, `Packed` documents,
+        `Streams`, a `StatefulLoader`, or None when the script feeds itself; the run ends after `total_steps` or
+        `epochs`; `extra` are objects with state_dict/load_state_dict, equal on all ranks; those in `per_rank` differ and
+        can be restored on the same mesh only;
         `fingerprints` come from `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are
         patterns of changes that you consent to in this attempt (`training.*`). Raises EnvironmentMissing,
         ResumeRefused, SidecarLost, Fenced, ValueError.
@@ -133,18 +134,17 @@ class Session:
             list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler] if scheduler else []
         )
         batch = env.plan.topology.batch.global_batch_size
-        order = _order(data, seed, batch, drop_last, env.plan.topology.mesh.dp)
-        if epochs is not None and isinstance(order, StreamOrder):
-            raise ValueError("epochs= needs data of known length: use total_steps= with streams")
-        if epochs is not None and order is not None:
-            limit = epochs * order.samples_per_epoch // batch
+        order = order_of(
+            data, seed=seed, global_batch=batch, drop_last=drop_last, dp=env.plan.topology.mesh.dp
+        )
+        if epochs is not None:
+            limit = steps_of(order, epochs, batch)
             total_steps = limit if total_steps is None else min(limit, total_steps)
+        own = per_rank_of(data, per_rank or {}, env)
         axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
         state = State(model, optimizers, extra or {}, env.world_size, axes)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
-        clockwork = Clockwork(
-            schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept), per_rank or {}
-        )
+        clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept), own)
         return cls(env, state, clockwork, cursor, Feed(data, collate, total_steps))
 
     @property
@@ -221,10 +221,8 @@ class Session:
         fetched = iterate(loader) if loader is not None else None
         while not self.should_stop:
             step, micro = self.step, self._window.micro
-            ids = self._cursor.micro_ids(micro).tolist()
-            self._window.ids += ids
             self._keep_random()
-            yield self._feed.fetch(ids) if fetched is None else next(fetched)
+            yield self._feed.take(self._cursor, self._window, fetched)
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
                     f"a batch was asked for after micro step {micro + 1} of {self.accumulation} in step {step + 1}"
@@ -283,11 +281,14 @@ class Session:
         self._evidence.batch(self.step + 1, self._cursor.batch_digest())
         self._cursor.advance()
         ids, self._window = self._window.ids, Window()
+        pieces = self._feed.pieces()
         grad_norm = scalars.whole(grad_norm)
         self._seen = self._tap.take(self.step, loss, grad_norm)
         used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
         if self._ledger.enabled:
-            self._ledger.write(self._ledger_step(ids, loss, grad_norm, used))
+            self._ledger.write(
+                self._ledger_step(ids, loss, grad_norm, used).model_copy(update={"pieces": pieces})
+            )
 
     def _ledger_step(self, ids: list[int], loss: Number, grad_norm: Number, rates: list[float]) -> LedgerStep:
         reading = ScalarTap(torch.device("cpu")).take(self.step, loss, grad_norm)
@@ -300,6 +301,7 @@ class Session:
             dp_rank=self._env.dp_rank,
             dp=self._env.plan.topology.mesh.dp,
             samples=ids,
+            datasets=self._cursor.order.names() if self._cursor.order else [],
             loss=reading.loss,
             grad_norm=reading.grad_norm,
             lr=rates,
@@ -379,11 +381,3 @@ class Session:
         self._env.client.tell(
             m.ReportProgress.model_validate({**fields, **numbers, **seconds, "phase": phase})
         )
-
-
-def _order(data: Any, seed: int, batch: int, drop_last: bool, dp: int) -> SampleOrder | StreamOrder | None:
-    if data is None:
-        return None
-    if isinstance(data, Streams):
-        return StreamOrder(data.count, batch, dp)
-    return SampleOrder(len(data), seed, batch, drop_last)

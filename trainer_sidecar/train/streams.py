@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer_sidecar.train.order import Order
+
 ALGORITHM = "rtj-streams-1"
 
 
@@ -68,7 +70,7 @@ def _skip(source: Callable[[], Any], stream: int, start: int) -> Iterator[Any]:
 
 
 @dataclass
-class StreamOrder:
+class StreamOrder(Order):
     """Order of `streams` streams, `global_batch` samples per step; the interface of `SampleOrder`.
 
     Raises ValueError when a batch cannot take equally many of each stream, or ranks cannot share them out.

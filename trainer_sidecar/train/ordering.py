@@ -1,0 +1,66 @@
+"""The order that fits what a script calls its data, and the checks that can be made before anything is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.mixture import Mixture, MixtureOrder
+from trainer_sidecar.train.order import Order, SampleOrder
+from trainer_sidecar.train.packing import Packed, PackedOrder
+from trainer_sidecar.train.stateful import StatefulLoader
+from trainer_sidecar.train.streams import StreamOrder, Streams
+
+log = logging.getLogger("rtj.train")
+
+
+def order_of(data: Any, *, seed: int, global_batch: int, drop_last: bool, dp: int) -> Order | None:
+    """None when data bring their own order (`StatefulLoader`) or the script feeds itself.
+
+    Raises ValueError when the data cannot fill the batch or drop_last has no meaning for them.
+    """
+    if drop_last and isinstance(data, Mixture | Packed | Streams | StatefulLoader):
+        raise ValueError(
+            f"drop_last has no meaning for {type(data).__name__}: its batches do not end with an epoch; leave it out"
+        )
+    if data is None or isinstance(data, StatefulLoader):
+        return None
+    if isinstance(data, Streams):
+        return StreamOrder(data.count, global_batch, dp)
+    if isinstance(data, Mixture):
+        return MixtureOrder(data, seed)
+    if isinstance(data, Packed):
+        below = order_of(data.documents, seed=seed, global_batch=1, drop_last=False, dp=1)
+        if below is None or isinstance(below, StreamOrder | PackedOrder):
+            raise ValueError(
+                f"documents to pack must be a map-style dataset or a Mixture, not {type(data.documents).__name__}: "
+                "pack streams where they are opened"
+            )
+        return PackedOrder(data, below)
+    return SampleOrder(len(data), seed, global_batch, drop_last)
+
+
+def steps_of(order: Order | None, epochs: int, global_batch: int) -> int:
+    """Whole steps in this many epochs. Raises ValueError when the data have no epochs that a position could tell."""
+    if order is None or not order.samples_per_epoch:
+        raise ValueError(
+            "epochs= needs one map-style dataset: use total_steps= with streams, mixtures and packing"
+        )
+    return epochs * order.samples_per_epoch // global_batch
+
+
+def per_rank_of(data: Any, objects: Mapping[str, Any], env: Environment) -> dict[str, Any]:
+    """`objects` with the loader that `data` may be, opened for this rank. Raises ValueError when its name is taken."""
+    if not isinstance(data, StatefulLoader):
+        return dict(objects)
+    if "data" in objects:
+        raise ValueError(
+            "per_rank has an object 'data', the name of the loader given as data=: call it otherwise"
+        )
+    topology = env.plan.topology
+    data.open(env.dp_rank, topology.mesh.dp, topology.batch.micro_batch_size)
+    if env.rank == 0:
+        log.info("the data's loader keeps its own place: a resume needs the same mesh (%s)", topology.mesh)
+    return {**objects, "data": data}

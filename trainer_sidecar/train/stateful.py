@@ -1,0 +1,105 @@
+"""A loader that keeps its own place, such as torchdata's StatefulDataLoader: resumed on the same mesh only.
+
+Its state belongs to one rank and says nothing about other numbers of ranks or workers. Prefer the session's own orders
+where the data can be read by index; this is for iterable datasets that can only save where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer_sidecar.train.errors import ResumeRefused
+from trainer_sidecar.train.loading import iterate
+from trainer_sidecar.train.order import EMPTY_DIGEST, chain
+
+_FIXED = ("class", "batch_size", "num_workers")
+"""What must be as it was for the loader's state to mean the same samples."""
+
+
+class StatefulLoader:
+    """Give it to `Session.from_env(data=…)`; `session.batches()` yields the loader's batches, pass after pass.
+
+    `make(dp_rank, dp, micro_batch_size)` makes the loader of one dp rank: its share of the data, in micro batches, with
+    state_dict and load_state_dict of numbers, strings, lists, dicts and small tensors. `ids` names the samples of a
+    batch: then ledger and digest of this rank know them, else samples are only counted.
+    """
+
+    def __init__(
+        self, make: Callable[[int, int, int], Any], ids: Callable[[Any], Sequence[int]] | None = None
+    ) -> None:
+        self._make, self._ids = make, ids
+        self._loader: Any = None
+        self._iterator: Iterator[Any] | None = None
+        self._fresh = True
+        """The pass under way began at its beginning."""
+        self.epoch, self.batches, self.digest = 0, 0, EMPTY_DIGEST
+
+    def open(self, dp_rank: int, dp: int, micro_batch: int) -> None:
+        """Make this dp rank's loader. Raises ValueError when it cannot keep its place or its batches do not fit."""
+        loader = self._make(dp_rank, dp, micro_batch)
+        for method in ("__iter__", "state_dict", "load_state_dict"):
+            if not hasattr(loader, method):
+                raise ValueError(
+                    f"{type(loader).__name__} has no {method}: a loader that keeps its own place needs __iter__, "
+                    "state_dict and load_state_dict (torchdata's StatefulDataLoader has them)"
+                )
+        size = getattr(loader, "batch_size", None)
+        if size is not None and size != micro_batch:
+            raise ValueError(
+                f"the loader makes batches of {size} samples, the plan has micro batches of {micro_batch}: give it the "
+                "micro batch size that `make` is called with"
+            )
+        self._loader = loader
+
+    def take(self) -> tuple[Any, list[int]]:
+        """The next micro batch and, with `ids`, its samples. Raises ValueError when a whole pass yields nothing."""
+        while True:
+            if self._iterator is None:
+                self._iterator = iterate(self._loader)
+            began = self._fresh and not self.batches
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                if began:
+                    raise ValueError("the loader has no batch: a pass over it ended at once") from None
+                self._iterator, self._fresh = None, True
+                self.epoch, self.batches = self.epoch + 1, 0
+                continue
+            self.batches += 1
+            ids = [int(i) for i in self._ids(batch)] if self._ids else []
+            if ids:
+                self.digest = chain(self.digest, np.array(ids, dtype=np.int64))
+            return batch, ids
+
+    def _fixed(self) -> dict[str, Any]:
+        kind = type(self._loader)
+        return {
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            **{name: getattr(self._loader, name, None) for name in _FIXED[1:]},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """After the batches that were taken."""
+        place = {"epoch": self.epoch, "batches": self.batches, "digest": self.digest}
+        return {"fixed": self._fixed(), **place, "loader": self._loader.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Before the first batch. Raises ResumeRefused naming what differs (class, batch size, number of workers)."""
+        now, saved = self._fixed(), state["fixed"]
+        differ = [
+            f"loader {name}: {saved.get(name)} in the checkpoint, {now[name]} in this run; its state fits no other"
+            for name in _FIXED
+            if saved.get(name) != now[name]
+        ]
+        if differ:
+            raise ResumeRefused(differ)
+        self._loader.load_state_dict(dict(state["loader"]))
+        self._iterator, self._fresh = None, False
+        self.epoch, self.batches, self.digest = (
+            int(state["epoch"]),
+            int(state["batches"]),
+            str(state["digest"]),
+        )
