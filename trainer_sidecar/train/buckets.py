@@ -36,7 +36,7 @@ def warm_up_buckets(model: nn.Module, loss: Callable[[], torch.Tensor]) -> None:
     buffers = [(b, b.detach().clone()) for b in model.module.buffers()]
     try:
         for _ in range(_ITERATIONS):
-            loss().backward()  # type: ignore[no-untyped-call]
+            loss().backward()
     finally:
         model.zero_grad(set_to_none=True)
         with torch.no_grad():
