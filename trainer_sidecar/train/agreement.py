@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 
 _FIELDS = 8  # float64: 64 bytes
+_CUT = 2.0**20
+"""`cut` counts in the upper digits of `order`, milliseconds in those of `due`: no field of their own (T21)."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """What one rank puts in; only rank 0 fills `outcome` and `due`. `step` is not sent: it is the same everywhere."""
+    """What one rank puts in; only rank 0 fills `outcome`, `due`, `cut`, `micro_seconds`. `step` is the same everywhere."""
 
     step: int
     order: bool = False
@@ -29,6 +31,10 @@ class Values:
     grad_norm: float | None = None
     loss_step: int = 0
     """The step that `loss` and `grad_norm` belong to (behind `step` where reading them would block a GPU)."""
+    cut: bool = False
+    """The accumulation window cannot be finished in the time that an order leaves."""
+    micro_seconds: float = 0.0
+    """How long a micro step takes; 0: not known."""
 
 
 class Agreement:
@@ -40,7 +46,8 @@ class Agreement:
 
     def launch(self, values: Values) -> None:
         vector = torch.zeros(_FIELDS, dtype=torch.float64)
-        vector[0], vector[1], vector[2] = float(values.order), float(values.requested), float(values.due)
+        vector[0], vector[1] = float(values.order) + _CUT * values.cut, float(values.requested)
+        vector[2] = float(values.due) + 2 * min(round(values.micro_seconds * 1000), 10**9)
         vector[3] = float(values.outcome)
         vector[4] = math.nan if values.loss is None else values.loss
         vector[5] = math.nan if values.grad_norm is None else values.grad_norm
@@ -60,13 +67,15 @@ class Agreement:
         order, requested, due, outcome, loss, norm = vector.tolist()[:6]
         return Values(
             step=values.step,
-            order=order > 0,
+            order=order % _CUT > 0,
             requested=requested > 0,
-            due=due > 0,
+            due=due % 2 > 0,
             outcome=round(outcome),
             loss=_mean(loss, values.loss, self._world),
             grad_norm=_mean(norm, values.grad_norm, self._world),
             loss_step=values.loss_step,
+            cut=order >= _CUT,
+            micro_seconds=due // 2 / 1000,
         )
 
     def decide(self, value: int) -> int:

@@ -69,6 +69,8 @@ class State:
         full_mesh: tuple[tuple[str, ...], tuple[int, ...]] | None = None,
     ) -> None:
         self.model, self.optimizers, self.extra = unwrap(model), optimizers, dict(extra)
+        self.outer = model
+        """As the script gave it."""
         self.wrapped = self.model is not model
         """Inside DDP."""
         self.world_size, self.full_mesh = world_size, full_mesh

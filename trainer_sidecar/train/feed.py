@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from trainer_sidecar.train.cursor import Cursor
-from trainer_sidecar.train.scalars import Number
 from trainer_sidecar.train.stateful import StatefulLoader
+from trainer_sidecar.train.window import Window
 
 
 @dataclass
@@ -44,18 +44,3 @@ class Feed:
         """What the packed sequences since the last call were made of; empty for other data."""
         items, self._items = self._items, []
         return [[list(piece) for piece in item] for item in items if isinstance(item, tuple)]
-
-
-@dataclass
-class Window:
-    """The accumulation window that is open: micro step (0-based), sum of the losses, ids handed out."""
-
-    micro: int = 0
-    loss: Number = None
-    ids: list[int] = field(default_factory=list)
-
-    def add(self, loss: Number) -> None:
-        """Add a micro step's loss; it stays on its device."""
-        if loss is not None:
-            loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-            self.loss = loss if self.loss is None else self.loss + loss

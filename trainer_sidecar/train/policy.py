@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from trainer_sidecar.contract.checkpoint import TrainingState
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.plan import WhenBusy
 from trainer_sidecar.train import rng, tagged
+from trainer_sidecar.train.accumulation import Accumulation
 from trainer_sidecar.train.agreement import Values
 from trainer_sidecar.train.capture import Captured, State
 from trainer_sidecar.train.cursor import Cursor
@@ -33,11 +35,14 @@ class SavePolicy:
         cursor: Cursor,
         saves: Saves,
         evidence: Evidence,
+        accumulation: Accumulation,
     ) -> None:
         self._env, self._state, self._clockwork, self._cursor = env, state, clockwork, cursor
         self._saves, self._evidence = saves, evidence
-        self._committed_step = cursor.step
-        """Newest step known to be committed, the restore point's at first: nothing is lost by ending there."""
+        self._accumulation = accumulation
+        self._committed = self._here
+        """Newest place known to be committed, the restore point's at first: nothing is lost by ending there."""
+        self._ordered_at: float | None = None
         self._began = time.monotonic()
         self.requested = False
         self.stopped = False
@@ -47,6 +52,34 @@ class SavePolicy:
         """Rank 0's view; it reaches the others through the agreement."""
         seconds = self._env.plan.checkpoint.interval_seconds
         return self._env.rank == 0 and bool(seconds) and time.monotonic() - self._began >= seconds
+
+    @property
+    def _here(self) -> tuple[int, int]:
+        """(step, micro step) that a save now would be of."""
+        window = self._accumulation
+        inside = window.inside and not window.holds_gradients()
+        return self._cursor.step, window.window.began if inside else window.window.micro
+
+    @property
+    def place(self) -> str:
+        """The newest committed place, in words."""
+        step, micro = self._committed
+        return f"step {step}" + (f", micro step {micro} of the next one" if micro else "")
+
+    def ordered(self) -> bool:
+        """Whether this pod has the order to save and exit."""
+        found = self._env.order_file.exists()
+        if found and self._ordered_at is None:
+            self._ordered_at = time.monotonic()
+        return found
+
+    def must_cut(self) -> bool:
+        """Rank 0's view: with a save, the rest of the window takes more than half of what the order leaves."""
+        grace = self._env.plan.checkpoint.grace_seconds
+        if self._env.rank != 0 or grace is None or self._ordered_at is None:
+            return False
+        left = grace - (time.monotonic() - self._ordered_at)
+        return self._accumulation.seconds_left + self._saves.last_save_seconds > left / 2
 
     def settle(self, agreed: Values) -> None:
         """Take the agreed outcome of the save in flight. Raises Fenced."""
@@ -62,7 +95,26 @@ class SavePolicy:
         requested = agreed is not None and agreed.requested
         due = agreed is not None and agreed.due
         due = due or bool(policy.interval_steps and step % policy.interval_steps == 0)
-        if not (due or requested) or step == self._committed_step:
+        if due or requested:
+            self._save_or_skip(requested)
+
+    def decide_inside(self, agreed: Values | None) -> None:
+        """The same between two micro steps: orders, requests and seconds. Raises Fenced, SaveFailed."""
+        window = self._accumulation
+        if agreed is None or self.stopped:
+            return
+        if agreed.order:
+            self._ordered_at = self._ordered_at or time.monotonic()
+            kept = self._here == self._committed and self._saves.in_flight is None
+            if window.holds_gradients() or (agreed.cut and (window.can_rewind or kept)):
+                self.save_now(SaveReason.ORDER)
+                self.stopped = True
+        elif (agreed.due or agreed.requested) and window.holds_gradients():
+            self._save_or_skip(agreed.requested)
+
+    def _save_or_skip(self, requested: bool) -> None:
+        policy = self._env.plan.checkpoint
+        if self._here == self._committed:
             return
         if self._saves.in_flight is not None and (policy.when_busy != WhenBusy.WAIT or not self._wait()):
             return
@@ -73,15 +125,15 @@ class SavePolicy:
         """Finish the save in flight (datapath T9), save this step unless it is committed, wait. Raises SaveFailed."""
         self._wait()
         for _ in range(_TRIES):
-            if self._committed_step == self._cursor.step or self._saves.in_flight is not None:
+            if self._committed == self._here or self._saves.in_flight is not None:
                 break
             self._begin(reason)
             self._wait()
-        if self._committed_step != self._cursor.step:
+        if self._committed != self._here:
             seconds = self._env.plan.checkpoint.save_timeout_seconds
             raise SaveFailed(
                 f"step {self._cursor.step} is not committed after up to {_TRIES} tries of {seconds:.0f} s each, "
-                f"the newest commit is step {self._committed_step}: {self._why()}; see the sidecar's log and the store"
+                f"the newest commit is {self.place}: {self._why()}; see the sidecar's log and the store"
             )
 
     def _why(self) -> str:
@@ -99,7 +151,7 @@ class SavePolicy:
             return
         committed = save.code == Code.COMMITTED
         if committed:
-            self._committed_step = save.step
+            self._committed = save.step, save.micro
         self._evidence.save_ended(save.checkpoint_id, committed)
 
     def _begin(self, reason: SaveReason) -> None:
@@ -118,9 +170,26 @@ class SavePolicy:
             training_state=self._training_state(captured) if first else None,
             fingerprints=dict(self._clockwork.fingerprints) if first else {},
         )
+        content = self._with_window(captured, content)
         save = self._saves.begin(captured, content)
         self._began = time.monotonic()
         self._evidence.save_began(save.checkpoint_id, save.step)
+
+    def _with_window(self, captured: Captured, content: Content) -> Content:
+        """Inside a window: its gradients go into the save, or the save is of the window's start."""
+        window = self._accumulation
+        if window.holds_gradients():
+            opened = window.capture(captured)
+        elif window.inside and window.can_rewind:
+            opened = window.rewind(captured, content.rank_state)
+        else:
+            return content
+        content.rank_state["window"] = opened.rank_document
+        progress = content.progress.model_copy(update={"micro_step": opened.micro_step})
+        state = content.training_state
+        if state is not None:
+            state = state.model_copy(update={"accumulation": opened.document})
+        return replace(content, progress=progress, training_state=state)
 
     def _training_state(self, captured: Captured) -> TrainingState:
         scaler = self._clockwork.scaler

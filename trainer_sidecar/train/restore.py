@@ -28,6 +28,7 @@ from trainer_sidecar.train import (
     trainable,
     transfer,
 )
+from trainer_sidecar.train.accumulation import Accumulation, without_gradients
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured, State
 from trainer_sidecar.train.cursor import Cursor
@@ -39,6 +40,8 @@ from trainer_sidecar.train.ownership import Planner, make_plan
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 
 log = logging.getLogger("rtj.train")
+_STATE = ("model/", "optimizer/", "extra/")
+"""What a checkpoint and a run must both have. Gradients of an open window are judged apart."""
 
 
 @dataclass
@@ -86,6 +89,7 @@ class Restorer:
     cursor: Cursor
     planner: Planner
     agreement: Agreement
+    accumulation: Accumulation
     seconds: dict[str, float] = field(default_factory=dict)
 
     def restore(self, point: RestorePoint) -> Resumed:
@@ -99,6 +103,7 @@ class Restorer:
         except SidecarRefused as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
         checks = [d.check() for d in self._changed] + self._digest_checks(opened)
+        checks += self._window_checks(opened)
         self._put_back(opened, targets)
         checks += self._state_checks(opened)
         derived = self._random(opened)
@@ -175,10 +180,12 @@ class Restorer:
         problems = materialise.optimizer_state(self.state, saved.optimizers, stored)
         self._captured = self.state.capture()
         entries = {entry.name: entry for entry in self._captured.entries}
-        problems = problems or compare.tensor_differences(t, entries, ("",))
+        problems = problems or compare.tensor_differences(t, entries, _STATE)
         if problems:
             raise ResumeRefused(problems)
         current = {p.entry.name: p.tensor for p in self._captured.pieces}
+        self._taken = self.accumulation.take_over(opened.manifest, t, self._rank_state)
+        self._captured.pieces += self._taken.pieces
         targets = {k: materialise.extra_targets(doc, current) for k, doc in (saved.extra or {}).items()}
         self._redirect(targets, self._captured)
         return targets
@@ -207,7 +214,7 @@ class Restorer:
         return sum(r.shared.numel * r.piece.entry.itemsize for r in reads), fetched
 
     def _digest_checks(self, opened: m.RestoreOpened) -> list[Check]:
-        live, frozen = split(self._captured)
+        live, frozen = split(without_gradients(self._captured))
         plan, once = (
             self.planner.plan(live.entries),
             make_plan(frozen.entries, self.env.rank, self.env.world_size),
@@ -222,6 +229,17 @@ class Restorer:
         expected = opened.manifest.state_digest
         return [Check(name="state digest", passed=found == expected, expected=expected, found=found)]
 
+    def _window_checks(self, opened: m.RestoreOpened) -> list[Check]:
+        """What became of a window that was open at the save, and whether its gradients are those that were saved."""
+        taken = self._taken
+        checks = [Check(name="accumulation window", passed=True, detail=taken.says)] if taken.says else []
+        if not taken.pieces:
+            return checks
+        gradients = Captured(pieces=taken.pieces)
+        plan = make_plan(gradients.entries, self.env.rank, self.env.world_size)
+        (total,) = self.agreement.sum_exact([state_digest.of_live(plan, gradients)])
+        return [*checks, _equal("gradients", opened.manifest.gradient_digest, to_hex(total % MODULUS))]
+
     def _put_back(self, opened: m.RestoreOpened, targets: dict[str, Any]) -> None:
         saved = opened.manifest.training_state
         for key, target in targets.items():
@@ -233,6 +251,7 @@ class Restorer:
         for key, obj in self.clockwork.per_rank.items():
             obj.load_state_dict(tagged.decode(self._rank_state["objects"][key]))
         self.cursor.restore(opened.manifest.progress)
+        self.accumulation.go_on(self._taken)
         self._masked = trainable.restore(self.state.model, saved.trainable)
 
     def _state_checks(self, opened: m.RestoreOpened) -> list[Check]:
@@ -292,6 +311,7 @@ class Restorer:
             bytes_needed=needed,
             bytes_fetched=fetched,
             seconds={phase: round(s, 4) for phase, s in self.seconds.items()},
+            reprocessed_samples=self._taken.rerun,
         )
 
 

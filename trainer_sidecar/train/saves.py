@@ -27,6 +27,7 @@ from trainer_sidecar.train.digest import add, to_hex
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import Fenced, SidecarRefused, StagingFailed
 from trainer_sidecar.train.frozen import FrozenWeights, Look, look, split
+from trainer_sidecar.train.gradients import is_gradient
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
@@ -57,6 +58,9 @@ class InFlight:
     save_id: str
     checkpoint_id: str
     step: int
+    micro: int = 0
+    """Micro step of the window that was open; 0: a step boundary."""
+    began: float = field(default_factory=time.monotonic)
     code: Code = Code.NONE
     detail: str = ""
     compares: bool = False
@@ -99,6 +103,8 @@ class Saves:
         self.last_failure = ""
         """Why the newest failed save failed; rank 0 hears it from the sidecar, a rank that gave up knows its own."""
         self.last_staging_seconds = 0.0
+        self.last_save_seconds = 0.0
+        """From stage to commit of the newest commit; known to rank 0."""
 
     def reserve(self, captured: Captured) -> None:
         """Allocate the buffer in the background, so that the first save is no slower than others."""
@@ -122,6 +128,7 @@ class Saves:
         self._tries = {step: number + 1}
         save_id = keys.save_id(plan.nonce, step, content.progress.micro_step, number)
         save = InFlight(save_id, keys.checkpoint_id(step, plan.epoch, save_id), step)
+        save.micro = content.progress.micro_step
         self.in_flight = save
         if self._reserving is not None:
             self._reserving.join()
@@ -203,7 +210,9 @@ class Saves:
         self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured, seen: Look
     ) -> None:
         """Digest the staged copy, then seal: file, control block, message, in this order."""
-        digest = state_digest.of_staged(plan, self._stager.views(plan))
+        views = self._stager.views(plan)
+        digest = state_digest.of_staged(plan, views, lambda name: not is_gradient(name))
+        gradients = state_digest.of_staged(plan, views, is_gradient)
         deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
         try:
             kept = self._frozen.keep(frozen, seen, deadline)
@@ -216,6 +225,8 @@ class Saves:
         if shared:
             shared = {**shared, **replicas.digests(frozen, self._env.rank)}
         found = {"state_digest": to_hex(add(digest, kept.digest)), "frozen": kept.files}
+        if seal.progress.micro_step:
+            found["gradient_digest"] = to_hex(gradients)
         seal = seal.model_copy(update={**found, "replica_digests": shared})
         try:
             write_by_rename(self._stager.folder / "seal.json", seal.to_bytes())
@@ -238,6 +249,7 @@ class Saves:
             reply = self._env.client.ask(m.AskSave(save_id=save.save_id), m.SaveReply)
             if reply.outcome in _CODES:
                 save.code, save.detail = _CODES[reply.outcome], reply.detail
+                self.last_save_seconds = time.monotonic() - save.began
                 return
             if reply.outcome is not SaveOutcome.UNKNOWN:
                 known = time.monotonic()

@@ -30,13 +30,14 @@ from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.train import environment, rng, scalars
+from trainer_sidecar.train.accumulation import Accumulation
 from trainer_sidecar.train.agreement import Agreement, Values
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.evidence import Evidence
-from trainer_sidecar.train.feed import Feed, Window
+from trainer_sidecar.train.feed import Feed
 from trainer_sidecar.train.fingerprints import same_on_all
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ledger import Ledger
@@ -49,6 +50,7 @@ from trainer_sidecar.train.restore import Clockwork, Restorer
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
 from trainer_sidecar.train.streams import Streams
+from trainer_sidecar.train.window import Window
 
 log = logging.getLogger("rtj.train")
 _REPORT_SECONDS = 0.5
@@ -71,8 +73,11 @@ class Session:
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
             self._random: rng.Kept | None = None
             frozen = FrozenWeights(env)
+            self._accumulation = Accumulation(env, state, cursor, loader_state=bool(clockwork.per_rank))
             if plan.restore is not None:
-                restorer = Restorer(env, state, clockwork, cursor, planner, self._agreement)
+                restorer = Restorer(
+                    env, state, clockwork, cursor, planner, self._agreement, self._accumulation
+                )
                 resumed = restorer.restore(plan.restore)
                 self._evidence.resumed(resumed)
                 self._random = resumed.random
@@ -81,8 +86,9 @@ class Session:
                     frozen.inherit(kept.names, kept.digest, kept.files if env.rank == 0 else [])
             parent = plan.restore.checkpoint_id if plan.restore else None
             self._saves = Saves(env, planner, self._agreement, parent, frozen)
-            self._policy = SavePolicy(env, state, clockwork, cursor, self._saves, self._evidence)
-            self._window, self._tap = Window(), ScalarTap(env.device)
+            self._policy = SavePolicy(env, state, clockwork, cursor, self._saves, self._evidence, self._accumulation)
+            self._tap = ScalarTap(env.device)
+            self._micro_seconds = 0.0
             self._seen: Reading | None = None
             self._rates = self._current_rates()
             self._first_step_done = False
@@ -180,9 +186,23 @@ class Session:
         return self._env.plan.topology.batch.accumulation
 
     @property
+    def _window(self) -> Window:
+        return self._accumulation.window
+
+    @property
     def is_last_micro(self) -> bool:
         """Whether this micro step closes the window, so that gradients must be reduced (no_sync otherwise)."""
-        return self._window.micro == self.accumulation - 1
+        return self._accumulation.is_last
+
+    @property
+    def micro(self) -> int:
+        """Micro steps of the open window that are done; above 0 at the start when a resume goes on inside one."""
+        return self._window.micro
+
+    @property
+    def weight(self) -> float:
+        """Sum of this rank's `micro_end(weight=…)` in the open window, those before a resume included."""
+        return float(self._window.weight or 0)
 
     @property
     def should_stop(self) -> bool:
@@ -222,6 +242,7 @@ class Session:
         while not self.should_stop:
             step, micro = self.step, self._window.micro
             self._keep_random()
+            self._accumulation.note_start()
             yield self._feed.take(self._cursor, self._window, fetched)
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
@@ -240,15 +261,17 @@ class Session:
         detail = f"moved by the script after the restore and put back: {', '.join(moved)}" if moved else ""
         self._evidence.add(Check(name="rng at the first batch", passed=True, detail=detail))
 
-    def micro_end(self, loss: Number = None) -> bool:
+    def micro_end(self, loss: Number = None, weight: Number = None) -> bool:
         """End of a micro step's backward. True while the accumulation window is open: go on with the next batch.
 
-        `loss` is this micro batch's mean loss divided by `accumulation`; the session adds them up.
+        `loss` is this micro batch's mean loss divided by `accumulation`; the session adds them up. `weight` is for
+        losses that are sums, divided only at the window's end (by tokens): see `weight`. Raises Fenced, SaveFailed.
         """
-        self._window.add(loss)
-        if self.is_last_micro:
+        if not self._accumulation.close_micro(loss, weight):
             return False
-        self._window.micro += 1
+        if self._accumulation.meets(self._micro_seconds):
+            self._policy.decide_inside(self._hear())
+            self._launch(None)
         return True
 
     def step_end(self, loss: Number = None, grad_norm: Number = None) -> None:
@@ -262,13 +285,18 @@ class Session:
                 f"step_end() after micro step {self._window.micro + 1} of {self.accumulation}: call micro_end() first"
             )
         self._count(self._window.loss if loss is None else loss, grad_norm)
+        self._policy.decide(self._hear())
+        self._launch(self._seen)
+        self._tell_progress()
+
+    def _hear(self) -> Values | None:
+        """What the ranks agreed on last: taken to heart, and returned."""
         agreed = self._agreement.read()
         if agreed is not None:
+            self._micro_seconds = agreed.micro_seconds
             self._policy.settle(agreed)
             self._evidence.saw(agreed)
-        self._policy.decide(agreed)
-        self._launch()
-        self._tell_progress()
+        return agreed
 
     def request_save(self) -> None:
         """Ask for a save at the next step boundary on which all ranks agree."""
@@ -280,7 +308,7 @@ class Session:
         self._step_seconds, self._step_began = now - self._step_began, now
         self._evidence.batch(self.step + 1, self._cursor.batch_digest())
         self._cursor.advance()
-        ids, self._window = self._window.ids, Window()
+        ids = self._accumulation.next_window().ids
         pieces = self._feed.pieces()
         grad_norm = scalars.whole(grad_norm)
         self._seen = self._tap.take(self.step, loss, grad_norm)
@@ -313,19 +341,20 @@ class Session:
             float(group["lr"]) for optimizer in self._state.optimizers for group in optimizer.param_groups
         ]
 
-    def _launch(self) -> None:
-        seen = self._seen
+    def _launch(self, seen: Reading | None) -> None:
         outcome = self._saves.outcome  # raises on any rank what its background thread met
         self._agreement.launch(
             Values(
                 step=self.step,
-                order=self._env.order_file.exists(),
+                order=self._policy.ordered(),
                 requested=self._policy.requested,
                 due=self._policy.due_by_clock(),
                 outcome=int(outcome) if self._env.rank == 0 else 0,
                 loss=seen.loss if seen else None,
                 grad_norm=seen.grad_norm if seen else None,
                 loss_step=seen.step if seen else 0,
+                cut=self._policy.must_cut(),
+                micro_seconds=self._accumulation.micro_seconds or 0.0 if self._env.rank == 0 else 0.0,
             )
         )
 
@@ -348,16 +377,13 @@ class Session:
         """Save unless just saved, wait for the commit, meet the other ranks, then say how it ended (datapath T22)."""
         if self._outcome.written is not None:
             return
-        agreed = self._agreement.read()
-        if agreed is not None:
-            self._policy.settle(agreed)
-            self._evidence.saw(agreed)
+        self._hear()
         if not self._policy.stopped:
             self._policy.save_now(SaveReason.FINAL)
         self._report("")
         self._agreement.barrier()
         kind = OutcomeKind.SAVED_AND_STOPPED if self._policy.stopped else OutcomeKind.FINISHED
-        self._outcome.write(kind, self.step, f"step {self.step} is committed")
+        self._outcome.write(kind, self.step, f"{self._policy.place} is committed")
         self._ledger.close()
 
     def _tell_progress(self) -> None:

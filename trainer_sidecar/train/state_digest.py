@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from trainer_sidecar.train import digest
@@ -10,9 +12,10 @@ from trainer_sidecar.train.ownership import OwnershipPlan
 from trainer_sidecar.train.staging import as_bytes
 
 
-def of_staged(plan: OwnershipPlan, views: list[torch.Tensor]) -> int:
-    """Digest of the bytes in the buffer (frozen while they are there); safe in a background thread."""
-    return digest.add(*(_one(plan, i, view) for i, view in enumerate(views)))
+def of_staged(plan: OwnershipPlan, views: list[torch.Tensor], wanted: Callable[[str], bool]) -> int:
+    """Digest of the `wanted` tensors in the buffer (frozen while they are there); safe in a background thread."""
+    names = [plan.entries[owned.entry].name for owned in plan.owned]
+    return digest.add(*(_one(plan, i, view) for i, view in enumerate(views) if wanted(names[i])))
 
 
 def of_live(plan: OwnershipPlan, captured: Captured) -> int:

@@ -71,6 +71,18 @@ def offsets(topology: Topology, splits: Sequence[Split], dp_rank: int, micro: in
     return rank_slice(rest, dp, dp_rank)[at : at + size]
 
 
+def handed_out(topology: Topology, splits: Sequence[Split], dp_rank: int) -> np.ndarray:
+    """Places in the global batch that count as this dp rank's: its own shares, or all on rank 0 when meshes differ."""
+    rest = np.arange(topology.batch.global_batch_size, dtype=np.int64)
+    if any(split.dp != topology.mesh.dp for split in splits):
+        return np.setdiff1d(rest, remaining(rest, splits)) if dp_rank == 0 else rest[:0]
+    mine = []
+    for split in splits:
+        mine.append(rest.reshape(split.dp, -1)[dp_rank, : split.size * split.micros])
+        rest = remaining(rest, (split,))
+    return np.concatenate(mine) if mine else rest[:0]
+
+
 @dataclass
 class Window:
     """Micro step (0-based, the next one to close), sums of this rank's losses and weights, ids handed out.
