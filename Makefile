@@ -36,8 +36,10 @@ lint: venv ## Check style, types, import rules, spelling and shell scripts
 format: venv ## Let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-generate: venv ## Write the CRD and its copy in the chart from the pydantic models
+generate: venv ## Write what is made from code: the CRD, the chart's schema, the reference pages
 	$(PYTHON) -m rtj_operator.crd --write
+	$(PYTHON) hack/format_schemas.py
+	$(PYTHON) hack/reference
 verify: generate ## Prove that generated files and the lock match their sources
 	$(PYTHON) hack/check_requirements.py
 	@changed=$$(git status --porcelain -- $(GENERATED)); \

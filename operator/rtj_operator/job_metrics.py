@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from rtj_operator.api import CommitStatus, JobStatus, Phase
 from rtj_operator.queue import Key
 
-_JOB = ["namespace", "job"]
+_JOB = ["job_namespace", "job_name"]
 _POINTS = ("committed", "verified")
 _UNSAFE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RESTORING, Phase.RUNNING, Phase.SAVING})
 """Phases in which time or steps are at risk; a suspended or ended job has nothing to lose."""

@@ -99,7 +99,7 @@ class Place:
         assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
         return done.stdout
 
-    def start(self, fault: str = "") -> None:
+    def start(self, fault: str = "", *, metrics_port: int = 0) -> None:
         """Start the operator where pods can be reached; `fault` names the place at which it dies."""
         kubeconfig = str(Path(self.env["KUBECONFIG"]).with_name("kubeconfig.inner"))
         command = [
@@ -115,7 +115,7 @@ class Place:
             ),
             *("--sidecar-image", SIDECAR_IMAGE, "--sidecar-pull-policy", "Never", "--sidecar-cpu", "10m"),
             *("--store-endpoint", self.env["RTJ_S3_ENDPOINT_POD"], "--store-region", self.env["AWS_REGION"]),
-            *("--metrics-port", "0"),
+            *("--metrics-port", str(metrics_port)),
         ]
         with (self.folder / "operator.log").open("ab") as log:
             self.process = subprocess.Popen(

@@ -23,7 +23,7 @@ class Scraped:
         self.metrics.saw(JOB, situation.status)
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, {"namespace": "ns", "job": "sft", **labels})
+        return self.registry.get_sample_value(name, {"job_namespace": "ns", "job_name": "sft", **labels})
 
 
 def settled(situation: Situation) -> Situation:

@@ -5,26 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from operator_world import STANDIN, Place, eventually, nobody_else, prepare
+from operator_world import STANDIN, Place, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def env() -> Iterator[dict[str, str]]:
-    found = prepare()
-    with nobody_else(found):
-        yield found
-
-
-@pytest.fixture
-def place(env: dict[str, str], tmp_path: Path) -> Iterator[Place]:
-    with Place(tmp_path, env) as found:
-        yield found
 
 
 def rank_pids() -> list[int]:

@@ -12,7 +12,8 @@ app.kubernetes.io/name: rtj-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- define "rtj.image" -}}
-{{- .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion -}}
+{{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}
+{{- else }}{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 {{- /* Secrets that jobs may name, and that the operator may read. */ -}}
 {{- define "rtj.secrets" -}}
@@ -55,8 +56,4 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [pods]
   verbs: [list]               # a node's free GPUs are those that no pod of any namespace has
 {{- end }}
-- apiGroups: [apiextensions.k8s.io]
-  resources: [customresourcedefinitions]
-  resourceNames: [resumabletrainingjobs.resumabletraining.io]
-  verbs: [get]
 {{- end -}}

@@ -1,0 +1,33 @@
+"""Write the reference pages and the chart's schema from the code and the values that they describe.
+
+Pages that people copy from must not be typed twice: `make verify` fails when one differs from its source.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
+
+from hack.reference import chart_values, dashboard, job_reference, metrics_reference  # noqa: E402
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def pages() -> dict[Path, str]:
+    """Text by file."""
+    values = (ROOT / "charts" / "rtj-operator" / "values.yaml").read_text()
+    return {
+        ROOT / "charts" / "rtj-operator" / "values.schema.json": chart_values.schema(values),
+        ROOT / "charts" / "rtj-operator" / "files" / "dashboard.json": dashboard.render(),
+        REFERENCE / "chart-values.md": chart_values.page(values),
+        REFERENCE / "metrics.md": metrics_reference.page(),
+        REFERENCE / "job.md": job_reference.page(),
+        REFERENCE / "events.md": job_reference.words(),
+    }
+
+
+if __name__ == "__main__":
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text)
