@@ -28,6 +28,7 @@ def rank(number: int, world: int, script: str) -> None:
 
 def main() -> None:
     world, script = int(sys.argv[1]), sys.argv[2]
+    import torch._dynamo  # else each rank imports it at its first optimizer, two seconds of CPU
     import torch.distributed.fsdp  # noqa: F401
 
     import trainer_sidecar.train  # noqa: F401
