@@ -16,7 +16,8 @@ from trainer_sidecar.contract.checkpoint import Part, Slices, Tensors
 from trainer_sidecar.contract.journal import ObjectRef
 from trainer_sidecar.contract.keys import save_id
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
-from trainer_sidecar.store.merge import MergeError, Merger, find_overlap, merge
+from trainer_sidecar.store.merge import MergeError, Merger, merge
+from trainer_sidecar.store.overlap import find_overlap
 
 SAVE = save_id("nonce", 1, 0, 0)
 REF = ObjectRef(size=1, sha256="00")

@@ -142,7 +142,9 @@ class Seal(Document):
     rank_state: Any = None
     """Tagged JSON of what belongs to this rank alone (RNG)."""
     training_state: TrainingState | None = None
-    """Only in rank 0's seal."""
+    """Only in rank 0's seal; with pipeline stages in that of every stage's first rank, for its stage."""
+    moments: list[Any] = Field(default_factory=list)
+    """Per optimizer, slots by parameter name of state that this rank alone has (ZeRO-1); the merge adds them."""
     fingerprints: dict[str, str] = Field(default_factory=dict)
     """Only in rank 0's seal."""
     staging_seconds: float = 0.0

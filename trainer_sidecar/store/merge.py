@@ -23,6 +23,8 @@ from trainer_sidecar.contract.checkpoint import (
     digest_sum,
 )
 from trainer_sidecar.contract.journal import ObjectRef
+from trainer_sidecar.contract.whole import whole_training_state
+from trainer_sidecar.store.overlap import RankBox, find_overlap
 
 ITEM_SIZE = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
@@ -37,9 +39,6 @@ ITEM_SIZE = {
 }
 """Bytes per element by torch's name. `complex32` is two float16."""
 
-_Box = tuple[tuple[int, ...], tuple[int, ...], int]
-"""(start, size, rank) of a slice."""
-
 
 class MergeError(Exception):
     """The parts are no whole checkpoint. The message names tensor and ranks."""
@@ -47,7 +46,7 @@ class MergeError(Exception):
 
 @dataclass(frozen=True)
 class Merged:
-    """A whole save: its index and what its manifest will say. `first` is rank 0's seal."""
+    """A whole save: its index and what its manifest will say. `first` is rank 0's seal with all training state."""
 
     index: Index
     shards: tuple[ManifestShard, ...]
@@ -95,7 +94,7 @@ class Merger:
         self._dtypes: list[str] = []
         self._shapes: list[tuple[int, ...]] = []
         self._seen_at: list[int] = []
-        self._boxes: list[list[_Box]] = []
+        self._boxes: list[list[RankBox]] = []
         self._local: dict[int, list[int]] = {}
         self._replicas: dict[str, tuple[str, int]] = {}
         self._frozen: dict[str, FrozenFile] = {}
@@ -158,10 +157,18 @@ class Merger:
             raise MergeError(
                 f"save {seal.save_id[:8]} has parts of ranks above the world size {world}: {max(self._parts)}"
             )
-        first = self._parts[0][0].seal
-        if first.training_state is None:
-            raise MergeError(f"the part of rank 0 of save {seal.save_id[:8]} lacks the training state")
-        return first
+        seals = [self._parts[r][0].seal for r in range(world)]
+        states = {s.rank: s.training_state for s in seals if s.training_state is not None}
+        lacking = [r for r in range(0, world, world // seal.topology.mesh.pp) if r not in states]
+        if lacking:
+            raise MergeError(
+                f"the part of rank {lacking[0]} of save {seal.save_id[:8]} lacks the training state"
+            )
+        try:
+            whole = whole_training_state(states, [s.moments for s in seals if s.moments])
+        except ValueError as error:
+            raise MergeError(str(error)) from error
+        return seals[0].model_copy(update={"training_state": whole})
 
     def _declare_all(self, tensors: Tensors, rank: int) -> list[int]:
         return [self._declare(tensors, i, rank) for i in range(len(tensors.names))]
@@ -219,7 +226,7 @@ class Merger:
                 used.append((offset, length, known))
         self._check_file(used, rank)
 
-    def _check_slice(self, tensor: int, box: _Box, offset: int, length: int, file_size: int) -> None:
+    def _check_slice(self, tensor: int, box: RankBox, offset: int, length: int, file_size: int) -> None:
         start, extent, rank = box
         shape = self._shapes[tensor]
         name = self._name(tensor)
@@ -256,7 +263,7 @@ class Merger:
                     "(are gradients averaged? DistributedDataParallel and fully_shard do it)"
                 )
 
-    def _check_cover(self, tensor: int, boxes: list[_Box]) -> None:
+    def _check_cover(self, tensor: int, boxes: list[RankBox]) -> None:
         shape = self._shapes[tensor]
         volume = prod(shape)
         held = sum(prod(b[1]) for b in boxes)
@@ -310,50 +317,6 @@ class Merger:
             self._frozen[sha256].name for sha256 in frozen
         ]
         return Index(files=files, tensors=tensors, slices=out)
-
-
-def find_overlap(boxes: Sequence[_Box]) -> tuple[_Box, _Box] | None:
-    """Two boxes that share an element, or None. Boxes are not empty and of equal rank."""
-    if len(boxes) < 2:
-        return None
-    dims = len(boxes[0][0])
-    return _overlap_along(
-        list(boxes), [d for d in range(dims) if len({(b[0][d], b[1][d]) for b in boxes}) > 1]
-    )
-
-
-def _overlap_along(boxes: list[_Box], dims: list[int]) -> tuple[_Box, _Box] | None:
-    """Sort along the first dimension in which boxes differ. Groups of one interval recurse; intervals that cross are
-    compared with those still open."""
-    if len(boxes) < 2:
-        return None
-    if not dims:
-        return boxes[0], boxes[1]
-    d, rest = dims[0], dims[1:]
-    groups: dict[tuple[int, int], list[_Box]] = {}
-    for box in boxes:
-        groups.setdefault((box[0][d], box[1][d]), []).append(box)
-    clash = next((c for g in groups.values() if (c := _overlap_along(g, rest))), None)
-    if clash:
-        return clash
-    active: list[tuple[int, list[_Box]]] = []
-    for (start, extent), group in sorted(groups.items()):
-        active = [(end, other) for end, other in active if end > start]
-        for _, other in active:
-            clash = _cross(other, group, rest)
-            if clash:
-                return clash
-        active.append((start + extent, group))
-    return None
-
-
-def _cross(left: list[_Box], right: list[_Box], dims: list[int]) -> tuple[_Box, _Box] | None:
-    """A pair, one of each side, that overlaps in all of `dims`."""
-    for a in left:
-        for b in right:
-            if all(a[0][d] < b[0][d] + b[1][d] and b[0][d] < a[0][d] + a[1][d] for d in dims):
-                return a, b
-    return None
 
 
 def _check_same_save(first: Seal, other: Seal) -> None:

@@ -1,5 +1,6 @@
 """The training library: lives in the ranks; captures, stages, restores and checks state. No store, no credentials."""
 
+from trainer_sidecar.train.buckets import warm_up_buckets
 from trainer_sidecar.train.environment import join
 from trainer_sidecar.train.errors import (
     EnvironmentMissing,
@@ -15,6 +16,7 @@ from trainer_sidecar.train.mixture import Mixture
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.packing import Packed
 from trainer_sidecar.train.session import Session
+from trainer_sidecar.train.stage import Stage
 from trainer_sidecar.train.stateful import StatefulLoader
 from trainer_sidecar.train.streams import Streams
 
@@ -29,9 +31,11 @@ __all__ = [
     "SaveFailed",
     "Session",
     "SidecarLost",
+    "Stage",
     "StatefulLoader",
     "Streams",
     "TrainingLibraryError",
     "fingerprint",
     "join",
+    "warm_up_buckets",
 ]

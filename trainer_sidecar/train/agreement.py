@@ -7,7 +7,6 @@ at world size 1.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -49,30 +48,34 @@ class Agreement:
         vector[0], vector[1] = float(values.order) + _CUT * values.cut, float(values.requested)
         vector[2] = float(values.due) + 2 * min(round(values.micro_seconds * 1000), 10**9)
         vector[3] = float(values.outcome)
-        vector[4] = math.nan if values.loss is None else values.loss
-        vector[5] = math.nan if values.grad_norm is None else values.grad_norm
+        for i, number in ((4, values.loss), (5, values.grad_norm)):
+            if number is not None:  # with pipeline stages, only some ranks have them
+                vector[i], vector[i + 2] = number, 1
         work = None
         if self._world > 1:
             work = dist.all_reduce(vector, group=self._group, async_op=True)
         self._pending = (values, vector, work)
 
     def read(self) -> Values | None:
-        """What the ranks agreed on at the last `launch`, None when nothing is pending. Losses and norms are means."""
+        """What the ranks agreed on at the last `launch`, None when nothing is pending.
+
+        Losses and norms are means over the ranks that gave one.
+        """
         if self._pending is None:
             return None
         values, vector, work = self._pending
         self._pending = None
         if work is not None:
             work.wait()
-        order, requested, due, outcome, loss, norm = vector.tolist()[:6]
+        order, requested, due, outcome, loss, norm, losses, norms = vector.tolist()
         return Values(
             step=values.step,
             order=order % _CUT > 0,
             requested=requested > 0,
             due=due % 2 > 0,
             outcome=round(outcome),
-            loss=_mean(loss, values.loss, self._world),
-            grad_norm=_mean(norm, values.grad_norm, self._world),
+            loss=loss / losses if losses else None,
+            grad_norm=norm / norms if norms else None,
             loss_step=values.loss_step,
             cut=order >= _CUT,
             micro_seconds=due // 2 / 1000,
@@ -98,6 +101,23 @@ class Agreement:
             dist.broadcast(tensor, src=0, group=self._group)
         return tensor.numpy().tobytes()
 
+    def gather(self, data: bytes) -> list[bytes]:
+        """The `data` of every rank on every rank; blocks. One broadcast per rank that has any."""
+        if self._world == 1:
+            return [data]
+        sizes = torch.zeros(self._world, dtype=torch.int64)
+        sizes[dist.get_rank()] = len(data)
+        dist.all_reduce(sizes, group=self._group)
+        found = []
+        for rank, size in enumerate(sizes.tolist()):
+            tensor = torch.zeros(size, dtype=torch.uint8)
+            if rank == dist.get_rank() and size:
+                tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if size:
+                dist.broadcast(tensor, src=rank, group=self._group)
+            found.append(tensor.numpy().tobytes())
+        return found
+
     def sum_exact(self, numbers: list[int]) -> list[int]:
         """Sums of non-negative integers below 2^128 over the ranks, without overflow; blocks."""
         if self._world == 1:
@@ -110,7 +130,3 @@ class Agreement:
         """Ranks that tear down their group before the others are done look failed (datapath T22)."""
         if self._world > 1:
             dist.barrier(group=self._group)
-
-
-def _mean(total: float, own: float | None, world: int) -> float | None:
-    return None if own is None else total / world

@@ -17,9 +17,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from trainer_sidecar.train import tagged
-from trainer_sidecar.train.layout import REPLICATE, Layout, Placement, replicated
+from trainer_sidecar.train import tagged, zero
+from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.ownership import Entry
+from trainer_sidecar.train.places import Places
+from trainer_sidecar.train.stage import Stage
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -44,6 +46,8 @@ class Captured:
     extra: dict[str, Any] = field(default_factory=dict)
     aliases: list[list[str]] = field(default_factory=list)
     trainable: list[str] = field(default_factory=list)
+    moments: list[Any] = field(default_factory=list)
+    """As in a seal: slots by parameter name of state that this rank alone has (ZeRO-1); empty without."""
 
     def only(self, pieces: list[Piece]) -> Captured:
         """The same documents with some of the pieces."""
@@ -67,17 +71,21 @@ class State:
         extra: Mapping[str, Any],
         world_size: int,
         full_mesh: tuple[tuple[str, ...], tuple[int, ...]] | None = None,
+        rank: int = 0,
+        stage: Stage | None = None,
     ) -> None:
         self.model, self.optimizers, self.extra = unwrap(model), optimizers, dict(extra)
         self.outer = model
         """As the script gave it."""
         self.wrapped = self.model is not model
         """Inside DDP."""
-        self.world_size, self.full_mesh = world_size, full_mesh
-        self.names = parameter_names(self.model)
+        axes, shape = full_mesh or ((), ())
+        self.places, self.stage = Places(world_size, rank, axes, shape), stage or Stage()
+        self.names = parameter_names(self.model, self.stage)
         self._entries: dict[str, tuple[Any, Entry]] = {}
         self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for i, optimizer in enumerate(optimizers):
+            zero.refuse_unsupported(i, optimizer, self.places.stage_ranks)
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if id(p) not in self.names:
@@ -87,19 +95,22 @@ class State:
                         )
 
     def capture(self, *, documents: bool = True) -> Captured:
-        """Walk the live state. Tensors are not copied. Without `documents` only the pieces (ranks other than 0)."""
+        """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
         found = Captured()
         if documents:
-            found.aliases, found.trainable = aliases(self.model), self._trainable()
+            found.aliases, found.trainable = aliases(self.model, self.stage), self._trainable()
         for name, tensor in self.model_tensors():
             parameter = isinstance(tensor, nn.Parameter)
             piece = self.piece(f"model/{name}", tensor, first=self.wrapped and not parameter)
-            piece.frozen = parameter and not tensor.requires_grad and id(tensor) not in self._optimized
+            still = parameter and not tensor.requires_grad and id(tensor) not in self._optimized
+            piece.frozen = still and piece.entry.name not in self.places.shared
             found.pieces.append(piece)
         for i, optimizer in enumerate(self.optimizers):
             self._moments(i, optimizer, found.pieces)
             if documents:
                 found.optimizers.append(self._optimizer(i, optimizer))
+        if any(map(zero.is_partitioned, self.optimizers)):
+            found.moments = [self._slots(i, o) for i, o in enumerate(self.optimizers)]
         for key, obj in self.extra.items():
             found.extra[key] = self._flatten(obj.state_dict(), f"extra/{key}", found.pieces)
         return found
@@ -107,14 +118,22 @@ class State:
     def model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters (tied ones once) and persistent buffers by plain name."""
         for name, parameter in self.model.named_parameters():
-            yield plain(name), parameter
+            yield self.stage.name(plain(name)), parameter
         for prefix, module in self.model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and name not in module._non_persistent_buffers_set:
-                    yield plain(f"{prefix}.{name}" if prefix else name), buffer
+                    yield self.stage.name(plain(f"{prefix}.{name}" if prefix else name)), buffer
 
-    def piece(self, name: str, tensor: torch.Tensor, first: bool = False) -> Piece:
-        """`first`: its first replica is the true one. Raises ValueError when its mesh does not tell who else has it."""
+    def share(self, shared: Mapping[str, tuple[int, ...]]) -> None:
+        """Names of the model and of extra objects that several pipeline stages have, with those stages."""
+        self.places.shared = dict(shared)
+        self._entries.clear()
+
+    def piece(
+        self, name: str, tensor: torch.Tensor, first: bool = False, like: str = "", owner: int | None = None
+    ) -> Piece:
+        """`first`: its first replica is the true one; `like`: lives where this one does; `owner`: the one rank
+        that has it. Raises ValueError when its mesh does not tell who else has it."""
         local = tensor
         key: tuple[Any, ...] = (tensor.dtype, tensor.shape)
         if isinstance(tensor, DTensor):
@@ -122,45 +141,31 @@ class State:
             key = (tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh)
         known = self._entries.get(name)
         if known is None or known[0] != key:
-            known = key, self._entry(name, tensor, first)
+            layout = self.layout(like or name, tensor) if owner is None else self.places.alone(owner)
+            known = key, self._entry(name, tensor, first, layout)
             self._entries[name] = known
         return Piece(known[1], local.detach(), tensor)
 
-    def _entry(self, name: str, tensor: torch.Tensor, first: bool) -> Entry:
+    def _entry(self, name: str, tensor: torch.Tensor, first: bool, layout: Layout) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Entry(
-            name, dtype, tensor.element_size(), tuple(tensor.shape), self.layout(name, tensor), first
-        )
+        return Entry(name, dtype, tensor.element_size(), tuple(tensor.shape), layout, first)
 
     def layout(self, name: str, tensor: torch.Tensor) -> Layout:
-        """The tensor's layout over all ranks of the job."""
+        """The tensor's layout over the ranks that have it."""
         if not isinstance(tensor, DTensor):
-            return replicated(self.world_size)
-        mesh = tensor.device_mesh
-        placements = [_placement(name, p) for p in tensor.placements]
-        ranks = tuple(int(r) for r in mesh.mesh.flatten().tolist())
-        if len(ranks) == self.world_size:
-            return Layout(tuple(mesh.mesh.shape), ranks, tuple(placements))
-        axes = mesh.mesh_dim_names or ()
-        names, shape = self.full_mesh or ((), ())
-        if not axes or not set(axes) <= set(names):
-            raise ValueError(
-                f"{name} lives on a mesh {axes} of {len(ranks)} of {self.world_size} ranks, which is no part of the "
-                f"session's mesh {names}: build the model on the mesh that the session gives"
-            )
-        known = dict(zip(axes, placements, strict=True))
-        full = tuple(known.get(axis, REPLICATE) for axis in names)
-        return Layout(shape, tuple(range(self.world_size)), full)
+            return self.places.plain(name)
+        return self.places.sharded(name, tensor, tuple(_placement(name, p) for p in tensor.placements))
 
     def _trainable(self) -> list[str]:
-        return [plain(name) for name, p in self.model.named_parameters() if p.requires_grad]
+        return [self.names[id(p)] for _, p in self.model.named_parameters() if p.requires_grad]
 
     def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
         """(name, parameter, its state) of every parameter that has state, in group order."""
+        known = zero.state_of(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter in optimizer.state:
-                    yield self.names[id(parameter)], parameter, optimizer.state[parameter]
+                if parameter in known:
+                    yield self.names[id(parameter)], parameter, known[parameter]
 
     def _moments(self, i: int, optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
         for name, parameter, values in self._states(optimizer):
@@ -168,10 +173,20 @@ class State:
                 if isinstance(value, torch.Tensor):
                     path = f"optimizer/{i}/{name}/{key}"
                     _refuse_per_rank(path, parameter, value)
-                    pieces.append(self.piece(path, value))
+                    owner = zero.owner_of(optimizer, parameter)
+                    pieces.append(self.piece(path, value, like=f"model/{name}", owner=owner))
 
     def _optimizer(self, i: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """How to make the optimizer's state again; tensors by their slot, everything else by value."""
+        """What the optimizer is, how its parameters are grouped, and how to make its state again."""
+        return {
+            "class": zero.class_of(optimizer),
+            "zero": zero.stage_of(optimizer),
+            "groups": self.groups(optimizer),
+            "state": self._slots(i, optimizer),
+        }
+
+    def _slots(self, i: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Tensors by their slot, everything else by value, of every parameter whose state is here."""
         state: dict[str, Any] = {}
         for name, parameter, values in self._states(optimizer):
             state[name] = {
@@ -180,7 +195,7 @@ class State:
                 else {"value": tagged.encode(value, f"optimizer/{i}/{name}/{key}")}
                 for key, value in values.items()
             }
-        return {"class": type(optimizer).__name__, "groups": self.groups(optimizer), "state": state}
+        return state
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         """Every field of every group; a group's identity is its sorted parameter names."""
@@ -253,17 +268,21 @@ def plain(name: str) -> str:
     return name
 
 
-def parameter_names(model: nn.Module) -> dict[int, str]:
-    """Plain name by id of every parameter. Raises ValueError when stripping makes two of them equal."""
-    names = {id(p): plain(name) for name, p in model.named_parameters()}
+def parameter_names(model: nn.Module, stage: Stage | None = None) -> dict[int, str]:
+    """Global name by id of every parameter. Raises ValueError when two of them have the same."""
+    stage = stage or Stage()
+    names = {id(p): stage.name(plain(name)) for name, p in model.named_parameters()}
     if len(set(names.values())) != len(names):
-        raise ValueError("two parameters have the same plain name after wrappers' prefixes are stripped")
+        raise ValueError(
+            "two parameters have the same name after wrappers' prefixes are stripped and the stage's names are applied"
+        )
     return names
 
 
-def aliases(model: nn.Module) -> list[list[str]]:
+def aliases(model: nn.Module, stage: Stage | None = None) -> list[list[str]]:
     """Names of tied parameters, each list starting with the one that is stored."""
+    stage = stage or Stage()
     tied: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(parameter), []).append(plain(name))
+        tied.setdefault(id(parameter), []).append(stage.name(plain(name)))
     return [names for names in tied.values() if len(names) > 1]

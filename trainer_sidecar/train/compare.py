@@ -6,16 +6,32 @@ What is missing, extra or changed is never skipped: torch's own loaders cast dty
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from trainer_sidecar.contract.checkpoint import Tensors, TrainingState
-from trainer_sidecar.train.capture import Captured
-from trainer_sidecar.train.ownership import Entry
 
 _SHOWN = 40
 
 
-def tensor_differences(saved: Tensors, entries: Mapping[str, Entry], prefixes: tuple[str, ...]) -> list[str]:
+class Described(Protocol):
+    """A tensor of this run."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class HasOptimizers(Protocol):
+    """Documents of optimizers: of a checkpoint, or captured."""
+
+    @property
+    def optimizers(self) -> list[Any]: ...
+
+
+def tensor_differences(
+    saved: Tensors, entries: Mapping[str, Described], prefixes: tuple[str, ...]
+) -> list[str]:
     """Missing, extra and changed tensors among the names that start with one of `prefixes`."""
     found = []
     stored = {
@@ -37,7 +53,7 @@ def tensor_differences(saved: Tensors, entries: Mapping[str, Entry], prefixes: t
     return shorten(found)
 
 
-def optimizer_differences(saved: TrainingState, now: Captured) -> list[str]:
+def optimizer_differences(saved: HasOptimizers, now: HasOptimizers) -> list[str]:
     """Number, class, groups (by sorted parameter names) and group fields of the optimizers."""
     if len(saved.optimizers) != len(now.optimizers):
         return [

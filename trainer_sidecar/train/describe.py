@@ -7,8 +7,8 @@ from trainer_sidecar.train.ownership import OwnershipPlan
 
 
 def _named(plan: OwnershipPlan, rank: int) -> list[int]:
-    """Tensors of which this rank owns a slice; rank 0 also names those that have no element at all."""
-    empty = {i for i, e in enumerate(plan.entries) if 0 in e.shape} if rank == 0 else set()
+    """Tensors of which this rank owns a slice; those that have no element at all are named by their first rank."""
+    empty = {i for i, e in enumerate(plan.entries) if 0 in e.shape and e.layout.ranks[0] == rank}
     return sorted({o.entry for o in plan.owned} | empty)
 
 

@@ -142,10 +142,6 @@ def _check_world(plan: Plan, seat: Seat) -> None:
         raise EnvironmentMissing(
             f"WORLD_SIZE is {seat.world_size}, the plan of attempt {plan.attempt} has {mesh.world_size} ranks ({mesh})"
         )
-    if mesh.pp > 1:
-        raise EnvironmentMissing(
-            f"the plan has pp {mesh.pp}: pipeline stages are not supported yet, use pp: 1"
-        )
 
 
 def _client(env: Mapping[str, str], plan: Plan, seat: Seat, volume: v.Volume) -> SidecarClient:
@@ -196,7 +192,8 @@ def _control_group(seat: Seat, plan: Plan) -> dist.ProcessGroup | None:
 
 
 def _mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    axes = [(name, size) for name, size in (("dp", mesh.dp), ("tp", mesh.tp)) if name == "dp" or size > 1]
+    sizes = (("pp", mesh.pp), ("dp", mesh.dp), ("tp", mesh.tp))
+    axes = [(name, size) for name, size in sizes if name == "dp" or size > 1]
     return init_device_mesh(
         device.type, tuple(s for _, s in axes), mesh_dim_names=tuple(name for name, _ in axes)
     )

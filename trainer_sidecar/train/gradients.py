@@ -109,6 +109,8 @@ class Gradients:
 
     def unsavable(self, reducing: bool) -> str:
         """Why the gradients cannot be saved as they are now, in words; empty when they can. The same on all ranks."""
+        if self._state.places.stages > 1:
+            return "every pipeline stage has gradients of its own"
         if any(getattr(g, "_partial_reduce_output", None) is not None for g in self._groups()):
             return "HSDP with set_requires_all_reduce(False) keeps half-reduced gradients inside FSDP"
         sharded = self.sharded()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from trainer_sidecar.train import tagged
+from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.capture import State
 
 Stored = dict[str, tuple[str, tuple[int, ...]]]
@@ -18,16 +18,25 @@ Stored = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def optimizer_state(state: State, saved: list[Any], stored: Stored) -> list[str]:
-    """Fill every optimizer's state and groups from the saved documents. Returns differences, named; empty = done."""
+    """Fill every optimizer's state and groups from the saved documents. Returns differences, named; empty = done.
+
+    Only what this rank has: parameters of other pipeline stages, and moments of other ranks, are theirs to make.
+    """
     problems: list[str] = []
     for i, (optimizer, document) in enumerate(zip(state.optimizers, saved, strict=True)):
         by_name = {state.names[id(p)]: p for g in optimizer.param_groups for p in g["params"]}
-        optimizer.state.clear()
+        known = {name for group in document["groups"] for name in group["params"]}
+        target = zero.state_of(optimizer)
+        target.clear()
         for name, slots in document["state"].items():
-            if name not in by_name:
+            if name not in known:
                 problems.append(f"optimizer {i} has no parameter {name}, the checkpoint has its state")
+            if name not in by_name or zero.owner_of(optimizer, by_name[name]) not in (
+                None,
+                state.places.rank,
+            ):
                 continue
-            optimizer.state[by_name[name]] = {
+            target[by_name[name]] = {
                 key: _value(f"optimizer/{i}/{name}/{key}", slot, by_name[name], stored, problems)
                 for key, slot in slots.items()
             }
@@ -38,7 +47,8 @@ def optimizer_state(state: State, saved: list[Any], stored: Stored) -> list[str]
 def _groups(state: State, optimizer: torch.optim.Optimizer, saved: list[Any]) -> None:
     """Put every field back; a tensor LR is filled in place, since a scheduler may hold it."""
     for group, document in zip(optimizer.param_groups, saved, strict=True):
-        assert sorted(state.names[id(p)] for p in group["params"]) == document["params"], "compared before"
+        mine = {state.names[id(p)] for p in group["params"]}
+        assert mine <= set(document["params"]), "compared before"
         for name, encoded in document["fields"].items():
             value = tagged.decode(encoded)
             if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
@@ -81,19 +91,43 @@ def _target(
     )
 
 
+_ELSEWHERE = object()
+"""A tensor that another pipeline stage has."""
+
+
 def extra_targets(document: Any, current: dict[str, torch.Tensor]) -> Any:
-    """The saved state dict of an extra object, its tensors replaced by fresh ones like the `current` ones."""
+    """The saved state dict of an extra object, its tensors replaced by fresh ones like the `current` ones.
+
+    Entries of dicts that belong to another pipeline stage are left out. Raises ValueError for those of a list.
+    """
+    found = _extra(document, current)
+    return {} if found is _ELSEWHERE else found
+
+
+def _extra(document: Any, current: dict[str, torch.Tensor]) -> Any:
     if isinstance(document, dict) and len(document) == 1:
         ((tag, body),) = document.items()
         if tag == "$stored":
-            return torch.empty_like(current[body], requires_grad=False)
+            return torch.empty_like(current[body], requires_grad=False) if body in current else _ELSEWHERE
         if tag == "$ordered":
-            return {key: extra_targets(value, current) for key, value in body}
+            pairs = [(key, _extra(value, current)) for key, value in body]
+            here = {key: value for key, value in pairs if value is not _ELSEWHERE}
+            return here if here or not pairs else _ELSEWHERE
         if tag == "$tuple":
-            return tuple(extra_targets(item, current) for item in body)
+            return _items(body, current, tuple)
     if isinstance(document, list):
-        return [extra_targets(item, current) for item in document]
+        return _items(document, current, list)
     return tagged.decode(document)
+
+
+def _items(body: list[Any], current: dict[str, torch.Tensor], kind: type) -> Any:
+    items = [_extra(item, current) for item in body]
+    away = [item is _ELSEWHERE for item in items]
+    if any(away) and not all(away):
+        raise ValueError(
+            "a list in the state of an extra object holds tensors of several pipeline stages: use a dict by parameter"
+        )
+    return _ELSEWHERE if any(away) else kind(items)
 
 
 @torch.no_grad()

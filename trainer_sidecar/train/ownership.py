@@ -74,20 +74,31 @@ class Planner:
 def make_plan(entries: tuple[Entry, ...], rank: int, world_size: int) -> OwnershipPlan:
     """Assign every element of every entry to exactly one rank and return `rank`'s share.
 
-    Raises ValueError when two entries have one name (datapath T13).
+    `entries` are those that `rank` has; every rank of an entry's layout must have it. Entries that other ranks do not
+    know (of one pipeline stage, or of one rank) come after those that more ranks have, and count only for those that
+    fewer have: so ranks that decide about an entry have seen the same loads. Raises ValueError when two entries have
+    one name (datapath T13).
     """
     _refuse_duplicates(entries)
-    loads = np.zeros(world_size, dtype=np.int64)
+    groups: dict[frozenset[int], list[int]] = {}
+    for i in sorted(range(len(entries)), key=lambda i: (-_nbytes(entries[i]), entries[i].name)):
+        groups.setdefault(frozenset(entries[i].layout.ranks), []).append(i)
+    added: dict[frozenset[int], np.ndarray] = {}
     mine: list[tuple[int, Box, Box]] = []
-    order = sorted(range(len(entries)), key=lambda i: (-_nbytes(entries[i]), entries[i].name))
-    for i in order:
-        entry = entries[i]
-        coordinate = entry.layout.coordinate(rank)
-        for rows in _assign(entry, coordinate, loads):
-            assert coordinate is not None
-            mine.extend((i, g, loc) for g, loc in shard_boxes(entry.shape, entry.layout, coordinate, rows))
+    for holders, order in sorted(groups.items(), key=lambda group: -len(group[0])):
+        before = sum((n for wider, n in added.items() if wider > holders), np.zeros(world_size, np.int64))
+        loads = before.copy()
+        for i in order:
+            entry = entries[i]
+            coordinate = entry.layout.coordinate(rank)
+            for rows in _assign(entry, coordinate, loads):
+                assert coordinate is not None
+                mine.extend(
+                    (i, g, loc) for g, loc in shard_boxes(entry.shape, entry.layout, coordinate, rows)
+                )
+        added[holders] = loads - before
     mine.sort(key=lambda piece: (piece[0], piece[1].start))
-    return _with_offsets(entries, mine, loads)
+    return _with_offsets(entries, mine, sum(added.values(), np.zeros(world_size, np.int64)))
 
 
 def _refuse_duplicates(entries: tuple[Entry, ...]) -> None:

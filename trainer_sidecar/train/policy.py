@@ -155,8 +155,8 @@ class SavePolicy:
         self._evidence.save_ended(save.checkpoint_id, committed)
 
     def _begin(self, reason: SaveReason) -> None:
-        first = self._env.rank == 0
-        captured = self._state.capture(documents=first)
+        first, speaks = self._env.rank == 0, self._state.places.speaks
+        captured = self._state.capture(documents=speaks)
         content = Content(
             progress=self._cursor.progress(self._evidence.loss, self._evidence.grad_norm),
             reason=reason,
@@ -167,7 +167,8 @@ class SavePolicy:
                     for key, obj in self._clockwork.per_rank.items()
                 },
             },
-            training_state=self._training_state(captured) if first else None,
+            training_state=self._training_state(captured) if speaks else None,
+            moments=captured.moments,
             fingerprints=dict(self._clockwork.fingerprints) if first else {},
         )
         content = self._with_window(captured, content)

@@ -46,12 +46,15 @@ def digests(captured: Captured, rank: int) -> dict[str, str]:
             continue
         shard = [c for a, c in enumerate(coordinate) if a not in layout.replica_axes and layout.mesh[a] > 1]
         name = f"{piece.entry.name} (shard {shard})" if shard else piece.entry.name
-        found[name] = to_hex(_digest(piece, coordinate))
+        found[name] = to_hex(shard_digest(piece, rank))
     return found
 
 
-def _digest(piece: Piece, coordinate: tuple[int, ...]) -> int:
+def shard_digest(piece: Piece, rank: int) -> int:
+    """Digest of what `rank`, this one, holds of a tensor, as it is now."""
     entry, total = piece.entry, 0
+    coordinate = entry.layout.coordinate(rank)
+    assert coordinate is not None
     for place, local in shard_boxes(entry.shape, entry.layout, coordinate):
         index = tuple(slice(a, a + n) for a, n in zip(local.start, local.size, strict=True))
         data = as_bytes(piece.local[index].cpu().contiguous())

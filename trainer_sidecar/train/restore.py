@@ -27,6 +27,7 @@ from trainer_sidecar.train import (
     tagged,
     trainable,
     transfer,
+    zero,
 )
 from trainer_sidecar.train.accumulation import Accumulation, without_gradients
 from trainer_sidecar.train.agreement import Agreement
@@ -38,6 +39,7 @@ from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
 from trainer_sidecar.train.frozen import references, split
 from trainer_sidecar.train.ownership import Planner, make_plan
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
+from trainer_sidecar.train.whole import Whole, whole
 
 log = logging.getLogger("rtj.train")
 _STATE = ("model/", "optimizer/", "extra/")
@@ -129,15 +131,15 @@ class Restorer:
         return self.env.client.ask(request, m.RestoreOpened, seconds=LONG_REPLY_SECONDS)
 
     def _compare(self, opened: m.RestoreOpened) -> None:
-        saved, now = opened.manifest.training_state, self.state.capture()
-        entries = {entry.name: entry for entry in now.entries}
+        saved, now = opened.manifest.training_state, self._whole(self._per_rank_differences(opened))
         counts = {
             "schedulers": len(self.clockwork.schedulers),
             "scalers": int(self.clockwork.scaler is not None),
         }
-        found = compare.tensor_differences(opened.tensors, entries, ("model/", "extra/"))
-        found += compare.optimizer_differences(saved, now)
-        found += compare.presence_differences(saved, counts, now.extra)
+        found = compare.tensor_differences(opened.tensors, now.tensors, ("model/", "extra/"))
+        found += compare.optimizer_differences(saved, now.state)
+        found += self._zero_differences(opened, now)
+        found += compare.presence_differences(saved, counts, now.state.extra or {})
         found += compare.mapping_differences("sample order", saved.data, self.cursor.describe())
         changed = fingerprint_policy.differences(
             opened.manifest.fingerprints,
@@ -147,14 +149,30 @@ class Restorer:
         )
         found += [str(d) for d in changed if d.stops]
         self._changed = [d for d in changed if not d.stops]
-        found += self._per_rank_differences(opened)
-        found += trainable.differences(self.state.wrapped, saved.trainable, now.trainable)
-        if sorted(map(sorted, saved.aliases)) != sorted(map(sorted, now.aliases)):
-            found.append(f"tied parameters: {saved.aliases} in the checkpoint, {now.aliases} in this run")
+        found += now.problems
+        found += trainable.differences(self.state.wrapped, saved.trainable, now.state.trainable)
+        if sorted(map(sorted, saved.aliases)) != sorted(map(sorted, now.state.aliases)):
+            found.append(
+                f"tied parameters: {saved.aliases} in the checkpoint, {now.state.aliases} in this run"
+            )
         if found:
             raise ResumeRefused(found)
         for difference in self._changed if self.env.rank == 0 else ():
             log.warning("%s", difference)
+
+    def _whole(self, problems: Sequence[str] = ()) -> Whole:
+        """The live state of all ranks; blocks where ranks hold different things. Keeps this rank's as `_captured`."""
+        self._captured = self.state.capture()
+        return whole(self.agreement, self.state, self._captured, split(self._captured)[1], problems)
+
+    def _zero_differences(self, opened: m.RestoreOpened, now: Whole) -> list[str]:
+        saved, mesh = opened.manifest.topology.mesh, self.env.plan.topology.mesh
+        found = zero.differences(
+            opened.manifest.training_state.optimizers, now.state.optimizers, (saved.dp, mesh.dp)
+        )
+        if saved.zero != mesh.zero:
+            found.append(f"ZeRO stage of the mesh: {saved.zero} in the checkpoint, {mesh.zero} in this run")
+        return found
 
     def _per_rank_differences(self, opened: m.RestoreOpened) -> list[str]:
         """Read this rank's own state; on another mesh, rank 0's tells whether there is any."""
@@ -178,9 +196,9 @@ class Restorer:
         t = opened.tensors
         stored = {n: (d, tuple(s)) for n, d, s in zip(t.names, t.dtypes, t.shapes, strict=True)}
         problems = materialise.optimizer_state(self.state, saved.optimizers, stored)
-        self._captured = self.state.capture()
-        entries = {entry.name: entry for entry in self._captured.entries}
-        problems = problems or compare.tensor_differences(t, entries, _STATE)
+        now = self._whole(problems)
+        self._frozen = now.frozen
+        problems = now.problems or compare.tensor_differences(t, now.tensors, _STATE)
         if problems:
             raise ResumeRefused(problems)
         current = {p.entry.name: p.tensor for p in self._captured.pieces}
@@ -223,7 +241,8 @@ class Restorer:
         mine = self._timed("digest", lambda: add(state_digest.of_live(plan, live), unchanging))
         names = tuple(p.entry.name for p in frozen.pieces)
         held = {name for file in self._references for name in file.tensors.names}
-        self._inherited = Inherited(names, unchanging, self._references) if held == set(names) else None
+        same = held == self._frozen
+        self._inherited = Inherited(names, unchanging, self._references) if same else None
         (total,) = self.agreement.sum_exact([mine])
         found = to_hex(total % MODULUS)
         expected = opened.manifest.state_digest
@@ -252,12 +271,12 @@ class Restorer:
             obj.load_state_dict(tagged.decode(self._rank_state["objects"][key]))
         self.cursor.restore(opened.manifest.progress)
         self.accumulation.go_on(self._taken)
-        self._masked = trainable.restore(self.state.model, saved.trainable)
+        self._masked = trainable.restore(self.state.model, self.state.names, saved.trainable)
 
     def _state_checks(self, opened: m.RestoreOpened) -> list[Check]:
         """Compare the live objects, read again, with what was saved."""
         saved, progress = opened.manifest.training_state, opened.manifest.progress
-        now = self.state.capture()
+        now = self._whole().state
         checks = [
             _equal("step", progress.step, self.cursor.step),
             _equal("cursor", progress.samples, self.cursor.samples),

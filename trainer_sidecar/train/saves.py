@@ -70,13 +70,14 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Content:
-    """What a save holds beside the tensors; the last two only on rank 0."""
+    """What a save holds beside the tensors: fingerprints only on rank 0, training state on each stage's first rank."""
 
     progress: Progress
     reason: SaveReason
     rank_state: Any
     training_state: TrainingState | None
     fingerprints: dict[str, str]
+    moments: list[Any] = field(default_factory=list)
 
 
 class Saves:
@@ -189,6 +190,7 @@ class Saves:
             reason=content.reason,
             rank_state=content.rank_state,
             training_state=content.training_state,
+            moments=content.moments,
             fingerprints=content.fingerprints,
             staging_seconds=round(self.last_staging_seconds, 6),
         )
@@ -206,9 +208,7 @@ class Saves:
         except BaseException as error:  # handed to the training thread, which raises it at the next step
             save.error = error
 
-    def _finish(
-        self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured, seen: Look
-    ) -> None:
+    def _finish(self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured, seen: Look) -> None:
         """Digest the staged copy, then seal: file, control block, message, in this order."""
         views = self._stager.views(plan)
         digest = state_digest.of_staged(plan, views, lambda name: not is_gradient(name))

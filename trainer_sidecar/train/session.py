@@ -49,6 +49,8 @@ from trainer_sidecar.train.policy import SavePolicy
 from trainer_sidecar.train.restore import Clockwork, Restorer
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
+from trainer_sidecar.train.stage import Stage
+from trainer_sidecar.train.stage_names import meet_stages
 from trainer_sidecar.train.streams import Streams
 from trainer_sidecar.train.window import Window
 
@@ -69,6 +71,7 @@ class Session:
             planner = Planner(env.rank, env.world_size)
             self._agreement = Agreement(env.world_size, env.control)
             clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
+            meet_stages(self._agreement, state, fresh=plan.restore is None)
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
             self._random: rng.Kept | None = None
@@ -86,7 +89,9 @@ class Session:
                     frozen.inherit(kept.names, kept.digest, kept.files if env.rank == 0 else [])
             parent = plan.restore.checkpoint_id if plan.restore else None
             self._saves = Saves(env, planner, self._agreement, parent, frozen)
-            self._policy = SavePolicy(env, state, clockwork, cursor, self._saves, self._evidence, self._accumulation)
+            self._policy = SavePolicy(
+                env, state, clockwork, cursor, self._saves, self._evidence, self._accumulation
+            )
             self._tap = ScalarTap(env.device)
             self._micro_seconds = 0.0
             self._seen: Reading | None = None
@@ -101,7 +106,7 @@ class Session:
 
     @staticmethod
     def mesh_from_env(device: str | None = None) -> DeviceMesh:
-        """Join the attempt and return its mesh, axes `dp` (and `tp`), to build the model on. See `environment.join`."""
+        """Join the attempt and return its mesh, axes `dp` (`pp` before, `tp` behind it), to build the model on."""
         return environment.join(device).mesh
 
     @classmethod
@@ -122,6 +127,7 @@ class Session:
         per_rank: Mapping[str, Any] | None = None,
         fingerprints: Mapping[str, str] | None = None,
         accept: Sequence[str] = (),
+        stage: Stage | None = None,
         device: str | None = None,
     ) -> Session:
         """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
@@ -131,7 +137,8 @@ class Session:
         `epochs`; `extra` are objects with state_dict/load_state_dict, equal on all ranks; those in `per_rank` differ and
         can be restored on the same mesh only;
         `fingerprints` come from `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are
-        patterns of changes that you consent to in this attempt (`training.*`). Raises EnvironmentMissing,
+        patterns of changes that you consent to in this attempt (`training.*`); with pipeline stages, `model` is this
+        rank's stage and `stage` says what its parameters are called in the whole model. Raises EnvironmentMissing,
         ResumeRefused, SidecarLost, Fenced, ValueError.
         """
         env = environment.join(device)
@@ -148,7 +155,7 @@ class Session:
             total_steps = limit if total_steps is None else min(limit, total_steps)
         own = per_rank_of(data, per_rank or {}, env)
         axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
-        state = State(model, optimizers, extra or {}, env.world_size, axes)
+        state = State(model, optimizers, extra or {}, env.world_size, axes, env.rank, stage)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
         clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept), own)
         return cls(env, state, clockwork, cursor, Feed(data, collate, total_steps))

@@ -6,12 +6,11 @@ restored, and the parameter would train on (field: a parameter trained, then fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from trainer_sidecar.contract.report import Check
-from trainer_sidecar.train.capture import plain
 
 _SHOWN = 10
 
@@ -27,14 +26,14 @@ def differences(inside_ddp: bool, saved: Sequence[str], now: Sequence[str]) -> l
     ]
 
 
-def restore(model: nn.Module, saved: Sequence[str]) -> list[str]:
-    """Set `requires_grad` as saved; returns the names that were changed. An empty mask is none."""
+def restore(model: nn.Module, names: Mapping[int, str], saved: Sequence[str]) -> list[str]:
+    """Set `requires_grad` as saved, by `names` (by id); returns those that were changed. An empty mask is none."""
     wanted, changed = set(saved), []
-    for name, parameter in model.named_parameters() if wanted else ():
-        trains = plain(name) in wanted
-        if parameter.requires_grad != trains:
-            parameter.requires_grad_(trains)
-            changed.append(plain(name))
+    for parameter in model.parameters() if wanted else ():
+        name = names[id(parameter)]
+        if parameter.requires_grad != (name in wanted):
+            parameter.requires_grad_(name in wanted)
+            changed.append(name)
     return changed
 
 
