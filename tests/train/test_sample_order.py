@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -42,6 +43,26 @@ def test_the_order_is_the_released_one(size: int, seed: int, epoch: int, first: 
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 65_535, 65_536, 65_537, 131_073])
 def test_it_is_a_permutation(size: int) -> None:
     assert np.array_equal(np.sort(Permutation(size, 3, 1)(np.arange(size))), np.arange(size))
+
+
+def test_2_to_the_48_samples_have_an_order_without_an_array_of_them() -> None:
+    """Distinct, in range, spread over it, any place at once, and less than 2 MB for 4,096 of them."""
+    size, places = 1 << 48, np.arange(4096) * ((1 << 48) // 4096)
+    order = SampleOrder(size, 11, 512)
+    tracemalloc.start()
+    ids = order.at(places)
+    later = order.at(places + size)  # the second epoch
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    for found in (ids, later):
+        assert len(set(found.tolist())) == 4096
+        assert 0 <= found.min() < size // 64
+        assert size - size // 64 < found.max() < size
+    assert not np.array_equal(ids, later)
+    assert order.ids(int(places[77]), 1)[0] == ids[77]
+    assert digest(ids) == "b32af2516fa7e60f"
+    assert len(set(Permutation((1 << 48) - 12345, 1, 0)(np.arange(4096)).tolist())) == 4096
 
 
 def test_epochs_and_seeds_give_different_orders() -> None:

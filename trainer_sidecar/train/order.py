@@ -158,7 +158,8 @@ class SampleOrder(Order):
         """Sample ids at positions [position, position + count), int64. Computed `_AHEAD` at a time."""
         first, cached = self._ahead
         if not (first <= position and position + count <= first + len(cached)):
-            positions = np.arange(position, position + max(count, _AHEAD), dtype=np.int64)
+            ahead = max(count, min(_AHEAD, 2 * self.samples_per_epoch))
+            positions = np.arange(position, position + ahead, dtype=np.int64)
             first, cached = position, self.at(positions)
             self._ahead = (first, cached)
         return cached[position - first : position - first + count]

@@ -29,6 +29,7 @@ from trainer_sidecar.train.order import Order
 ALGORITHM = "rtj-pack-1"
 PADDING = -1
 _AHEAD = 256
+_MOST_EMPTY = 10_000
 
 Piece = tuple[int, int, int]
 """Document, first token, end: tokens [first, end) of it."""
@@ -216,6 +217,3 @@ class PackedOrder(Order):
             first, lengths = position, self._packed.lengths(ids)
             self._known = (first, ids, lengths)
         return int(ids[position - first]), int(lengths[position - first])
-
-
-_MOST_EMPTY = 100_000
