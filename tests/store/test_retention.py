@@ -304,6 +304,29 @@ def test_r16_no_sweep_touches_the_journal_and_a_void_slot_protects_its_epoch() -
     assert present(store, orphan.checkpoint), "slot 3 could have been its commit"
 
 
+@pytest.mark.parametrize("garbage", [b"", b'{"seq": 1', b"[" * 100_000])
+def test_r11_a_damaged_attempt_entry_stops_the_run_and_deletes_nothing(garbage: bytes) -> None:
+    """Its commits do not count without it: the next attempt would start from scratch and the sweep take them all."""
+    store = MemoryStore()
+    first, commits = run_of(store, 3)
+    store.put(KEYS.journal(first.epoch), garbage)
+    with pytest.raises(JournalLostError, match=r"0000000001\.json cannot be read, and entry 2 proves"):
+        fence(store, "nonce-2")
+    with pytest.raises(JournalLostError):
+        sweep(read(store), first.epoch)
+    assert all(present(store, c.checkpoint_id) for c in commits)
+
+
+def test_what_an_unreadable_epoch_has_saved_is_never_swept() -> None:
+    store = MemoryStore()
+    first, _ = run_of(store, 0)
+    orphan = Save(store, first, 2).upload()
+    store.put(KEYS.journal(first.epoch), b"{ torn")
+    second = fence(store, "nonce-2")
+    sweep(read(store), second.epoch)
+    assert present(store, orphan.checkpoint), "no entry tells whether it was committed"
+
+
 def test_sweeping_a_folder_removes_temporary_files_of_the_dead(store: Store) -> None:
     first, commits = run_of(store, 1)
     orphan = Save(store, first, 2)

@@ -215,7 +215,7 @@ def parse_entry(data: bytes, seq: int) -> Entry:
 
     try:
         raw = json.loads(data)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise UnparsableEntryError(f"journal entry {seq} is not JSON: {exc}") from exc
     if not isinstance(raw, dict) or "kind" not in raw or raw.get("seq") != seq:
         raise UnparsableEntryError(f"journal entry {seq} is not an entry of that sequence")

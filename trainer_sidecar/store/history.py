@@ -57,6 +57,13 @@ class History:
                 void.append(slot.seq)
         return replace(self, entries=tuple(entries), void=tuple(void), unknown=unknown, tail=tail)
 
+    @cached_property
+    def lost_attempts(self) -> dict[int, int]:
+        """Void slot -> an entry that names it as its epoch: an `Attempt` stood there, and with it all that it committed
+        would be lost (R11)."""
+        void = set(self.void)
+        return {e.epoch: e.seq for e in reversed(self.entries) if e.epoch in void}
+
     @property
     def next_seq(self) -> int:
         """The slot that a writer would claim."""

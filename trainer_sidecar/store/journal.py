@@ -139,6 +139,13 @@ class Journal:
         if history.unknown:
             seq, why = next(iter(history.unknown.items()))
             raise JournalTooNewError(f"{self.store.url}: {self.keys.journal(seq)}: {why}")
+        if history.lost_attempts:
+            slot, proof = next(iter(history.lost_attempts.items()))
+            raise JournalLostError(
+                f"{self.store.url}: {self.keys.journal(slot)} cannot be read, and entry {proof} proves that an attempt "
+                "stood there: without it its checkpoints do not count. Something has damaged or overwritten it: "
+                "restore the object from a version or a backup, nothing is written or deleted until then"
+            )
         if history.gap is not None:
             raise JournalLostError(
                 f"{self.store.url}: journal of run {self.keys.prefix} lacks entry {history.gap.missing} while entry "

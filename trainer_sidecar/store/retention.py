@@ -201,7 +201,8 @@ def sweep(journal: Journal, epoch: int, *, dry_run: bool = False) -> Sweep:
 
 
 def doom(history: History, checkpoint_id: str, epoch: int) -> str:
-    """Why a prefix goes; "" when it stays. A void slot of its epoch could have been its commit: then it stays."""
+    """Why a prefix goes; "" when it stays. A void slot of its epoch could have been its commit: then it stays. So does
+    what an epoch has saved whose `Attempt` cannot be read."""
     try:
         _, born, _ = parse_checkpoint_id(checkpoint_id)
     except ValueError:
@@ -212,7 +213,7 @@ def doom(history: History, checkpoint_id: str, epoch: int) -> str:
         return ""
     if checkpoint_id in history.aborted:
         return "aborted"
-    if born >= epoch or _void_within(history, born):
+    if born >= epoch or _void_within(history, born) or not any(a.seq == born for a in history.attempts):
         return ""
     return f"never committed, epoch {born} is fenced"
 
