@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,9 @@ import store_world as world
 
 from trainer_sidecar import cli
 from trainer_sidecar.commands.progress import Progress
+from trainer_sidecar.commands.table import text_of
 from trainer_sidecar.contract.journal import Quarantined, Reinstated, Verified
+from trainer_sidecar.contract.keys import RunKeys, parse_checkpoint_id
 
 if TYPE_CHECKING:
     from conftest import Run
@@ -163,3 +166,55 @@ def test_an_option_that_is_unknown_names_the_help_of_its_command(capsys: pytest.
     assert "unrecognized arguments: --nprocs: see rtj run --help" in capsys.readouterr().err
     assert cli.main(["checkpoints", "list", "--store", "file:///x", "--run-id", "x", "--all"]) == 2
     assert "--all: see rtj checkpoints list --help" in capsys.readouterr().err
+
+
+def test_looking_for_a_run_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "not mounted"
+    for words in (["checkpoints", "list"], ["journal", "tail"], ["gc"]):
+        assert cli.main([*words, "--store", f"file://{folder}", "--run-id", "typo"]) == 69, words
+        assert "mount it, or correct --store" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_retired_checkpoint_is_called_retired_and_not_bad(run: Run) -> None:
+    run.commit(4)
+    run.rtj("gc", "--keep-last", "2", "--no-attempt-runs")
+    for action in ("show", "verify"):
+        run.rtj("checkpoints", action, run.ids[0], code=2)
+        assert "is retired: its objects are deleted" in run.said
+
+
+def test_a_damaged_journal_is_said_by_the_commands_that_only_read(run: Run) -> None:
+    run.store.put(world.KEYS.journal(run.fenced.epoch), b"{ torn")
+    run.rtj("checkpoints", "list")
+    assert "proves that an attempt stood there" in run.said
+
+
+@pytest.mark.parametrize("text", ["", " ", "two\nlines", "\x1b[31mred", "\udcff", "x" * 1001])
+def test_what_goes_into_the_journal_for_people_is_one_line_of_text(run: Run, text: str) -> None:
+    tail = run.history().tail
+    for words in (["quarantine", "newest", "--reason", text], ["pin", "newest", "--by", text]):
+        with pytest.raises(SystemExit) as ended:
+            run.rtj("checkpoints", *words)
+        assert ended.value.code == 2
+    assert run.history().tail == tail
+
+
+def test_a_cell_never_reaches_the_terminal_as_a_command() -> None:
+    assert text_of("ada\x1b[31m\n") == "ada\\x1b[31m\\n"
+    assert text_of(["ä", "b"]) == "ä,b"
+
+
+@pytest.mark.parametrize("lines", ["0", "-1"])
+def test_a_tail_of_nothing_is_refused(run: Run, lines: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run.rtj("journal", "tail", "-n", lines)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["run\n", "run/x", "..", "rün", "", "x" * 129, "\u0661"])
+def test_a_name_that_could_leave_its_prefix_is_no_run(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be part of a store key"):
+        RunKeys("team", name)
+    with pytest.raises(ValueError, match="is not a checkpoint id"):
+        parse_checkpoint_id(f"000000000009-0000000001-00000000{name}" if name else name)

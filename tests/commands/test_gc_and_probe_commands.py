@@ -93,9 +93,21 @@ def test_a_policy_that_would_leave_one_is_refused(run: Run) -> None:
     run.rtj("gc", "--keep-every-steps", "5", "--dry-run", code=2)
 
 
-def test_gc_of_a_run_that_does_not_exist_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["gc", "--store", url, "--run-id", "nobody"]) == 2
-    assert "has no attempt in its journal" in capsys.readouterr().err
+def test_gc_of_a_run_that_does_not_exist_is_refused_and_names_those_that_do(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["gc", "--store", run.url, "--run-id", "nobody"]) == 2
+    said = capsys.readouterr().err
+    assert f"no run local/nobody in {run.url}" in said
+    assert world.KEYS.run_id in said
+
+
+def test_gc_of_a_damaged_journal_deletes_nothing(run: Run) -> None:
+    before = {o.key for o in run.store.list("")}
+    run.store.put(world.KEYS.journal(run.fenced.epoch), b"{ torn")
+    run.rtj("gc", code=1)
+    assert "proves that an attempt stood there" in run.said
+    assert {o.key for o in run.store.list("")} == before
 
 
 def test_a_probe_shows_every_check_and_leaves_nothing(run: Run) -> None:

@@ -3,7 +3,15 @@
 import argparse
 from typing import Any
 
-from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, read_run, writer
+from trainer_sidecar.commands.found import (
+    APPEND_SECONDS,
+    add_by,
+    find_checkpoint,
+    line,
+    owner_of,
+    read_run,
+    writer,
+)
 from trainer_sidecar.commands.store_options import open_journal
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.contract.journal import Entry
@@ -17,7 +25,9 @@ def add(
     """Declare both actions."""
     down = actions.add_parser("quarantine", help="never resume from a checkpoint again")
     down.add_argument("checkpoint", help="checkpoint id, or 'newest'")
-    down.add_argument("--reason", required=True, metavar="TEXT", help="why; it stands in the journal")
+    down.add_argument(
+        "--reason", required=True, type=line(1000), metavar="TEXT", help="why; it stands in the journal"
+    )
     down.add_argument(
         "--fault",
         choices=("missing", "bytes", "state"),
@@ -31,7 +41,9 @@ def add(
     down.set_defaults(handler=_quarantine)
     up = actions.add_parser("reinstate", help="take a quarantine back")
     up.add_argument("checkpoint", help="checkpoint id")
-    up.add_argument("--reason", required=True, metavar="TEXT", help="why it is good after all")
+    up.add_argument(
+        "--reason", required=True, type=line(1000), metavar="TEXT", help="why it is good after all"
+    )
     add_by(up, required=True)
     up.set_defaults(handler=_reinstate)
     return down, up

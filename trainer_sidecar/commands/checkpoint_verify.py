@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_checkpoint, owner_of, read_run, writer
+from trainer_sidecar.commands.found import APPEND_SECONDS, add_by, find_stored, owner_of, read_run, writer
 from trainer_sidecar.commands.progress import Progress, rate_text
 from trainer_sidecar.commands.store_options import open_journal
 from trainer_sidecar.commands.table import print_rows
@@ -70,7 +70,7 @@ def _verify(args: argparse.Namespace) -> int:
     if args.checkpoint == "all":
         points = [history.restore_point_of(i) for i in history.manifests if i not in history.retired]
     else:
-        points = [find_checkpoint(history, args.checkpoint)]
+        points = [find_stored(history, args.checkpoint)]
     rows, bad = [], False
     for point in points:
         looked = _look(journal, point, args)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from trainer_sidecar.commands import checkpoint_pins, checkpoint_verdicts, checkpoint_verify
-from trainer_sidecar.commands.found import find_checkpoint, read_run
+from trainer_sidecar.commands.found import find_stored, read_run
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows, text_of
 from trainer_sidecar.contract.journal import Manifest
@@ -67,7 +67,7 @@ def _state(history: History, manifest: Manifest) -> str:
 def _show(args: argparse.Namespace) -> int:
     journal = open_journal(args)
     history = read_run(journal)
-    point = find_checkpoint(history, args.checkpoint)
+    point = find_stored(history, args.checkpoint)
     if point.source is not None:
         where = f"--namespace {point.source.namespace} --run-id {point.source.run_id}"
         raise ValueError(

@@ -7,12 +7,14 @@ import argparse
 import getpass
 import os
 import socket
+import sys
+from collections.abc import Callable
 
 from trainer_sidecar.contract.journal import Owner, RestorePoint
 from trainer_sidecar.contract.keys import parse_checkpoint_id
 from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.history import History
-from trainer_sidecar.store.journal import Journal
+from trainer_sidecar.store.journal import Journal, JournalError
 from trainer_sidecar.store.quarantine import why_not
 
 APPEND_SECONDS = 30.0
@@ -21,9 +23,16 @@ _RUNS_NAMED = 8
 
 
 def read_run(journal: Journal) -> History:
-    """The run's history. Raises ValueError for a run without a journal, naming the runs that the store has."""
+    """The run's history. A journal that is damaged or too new is shown as far as it can be read, with a word on stderr.
+
+    Raises ValueError for a run without a journal, naming the runs that the store has.
+    """
     history = journal.read()
-    if not history.entries:
+    try:
+        journal.check_writable(history)
+    except JournalError as exc:
+        print(f"rtj: {exc}", file=sys.stderr)
+    if not history.tail:
         keys = journal.keys
         raise ValueError(
             f"no run {keys.namespace}/{keys.run_id} in {journal.store.url}: "
@@ -67,6 +76,27 @@ def find_checkpoint(history: History, wanted: str) -> RestorePoint:
     return history.restore_point_of(wanted)
 
 
+def find_stored(history: History, wanted: str) -> RestorePoint:
+    """As `find_checkpoint`, for who wants to read its objects. Raises ValueError for one that is retired as well."""
+    point = find_checkpoint(history, wanted)
+    if point.checkpoint_id in history.retired:
+        raise ValueError(f"checkpoint {wanted} {why_not(history, wanted)}")
+    return point
+
+
+def line(limit: int) -> Callable[[str], str]:
+    """An argument that goes into the journal for people to read: one line of text, at most `limit` characters."""
+
+    def parse(text: str) -> str:
+        if not text.strip() or not text.isprintable():
+            raise argparse.ArgumentTypeError(f"{text[:80]!a} is not a line of text")
+        if len(text) > limit:
+            raise argparse.ArgumentTypeError(f"{len(text)} characters, the limit is {limit}")
+        return text
+
+    return parse
+
+
 def owner_of(history: History) -> Owner:
     """The run's owner, in whose name the command line appends. Raises ValueError for a run that does not exist."""
     if history.owner is None:
@@ -84,6 +114,7 @@ def add_by(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     parser.add_argument(
         "--by",
         metavar="NAME",
+        type=line(200),
         required=required,
         default=None if required else _user(),
         help="the person who answers for it" + ("" if required else " (default: the user of this process)"),

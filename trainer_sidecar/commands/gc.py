@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from trainer_sidecar.commands.found import APPEND_SECONDS, owner_of, writer
+from trainer_sidecar.commands.found import APPEND_SECONDS, owner_of, read_run, writer
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.store.frozen_garbage import FrozenInDoubtError, delete_unused, unused_frozen
@@ -59,8 +59,8 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def _gc(args: argparse.Namespace) -> int:
     policy = _policy(args)
     journal = open_journal(args)
-    history = journal.read()
-    owner_of(history)
+    history = read_run(journal)
+    journal.check_writable(history)
     if args.dry_run:
         return _dry_run(journal, policy, args)
     if policy is not None and not args.no_attempt_runs:

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from trainer_sidecar.commands.found import read_run
-from trainer_sidecar.commands.store_options import add_run_options, open_journal
+from trainer_sidecar.commands.store_options import add_run_options, open_journal, positive
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined, Verified
 
@@ -15,14 +15,14 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = subcommands.add_parser("journal", help="show the journal of a run")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     tail = actions.add_parser("tail", help="the newest entries, oldest of them first")
-    tail.add_argument("-n", "--lines", type=int, default=20, metavar="N", help="how many (default 20)")
+    tail.add_argument("-n", "--lines", type=positive, default=20, metavar="N", help="how many (default 20)")
     add_run_options(tail)
     tail.add_argument("--output", choices=("table", "json"), default="table")
     tail.set_defaults(handler=_tail)
 
 
 def _tail(args: argparse.Namespace) -> int:
-    entries = read_run(open_journal(args)).entries[-args.lines :] if args.lines > 0 else ()
+    entries = read_run(open_journal(args)).entries[-args.lines :]
     if args.output == "json":
         rows = [e.model_dump(mode="json", by_alias=True, exclude_none=True) for e in entries]
     else:

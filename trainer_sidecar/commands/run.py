@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_sidecar.commands.store_options import add_store_options
+from trainer_sidecar.commands.store_options import add_store_options, positive
 from trainer_sidecar.contract.plan import CheckpointPolicy, Retention, VerificationPolicy
 
 if TYPE_CHECKING:
@@ -59,19 +59,19 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _add_mesh(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--nproc", type=_positive, metavar="N", help="ranks on this machine (default 1, or the job's)"
+        "--nproc", type=positive, metavar="N", help="ranks on this machine (default 1, or the job's)"
     )
-    group.add_argument("--tp", type=_positive, metavar="N", help="tensor parallel (default 1)")
-    group.add_argument("--pp", type=_positive, metavar="N", help="pipeline parallel (default 1)")
+    group.add_argument("--tp", type=positive, metavar="N", help="tensor parallel (default 1)")
+    group.add_argument("--pp", type=positive, metavar="N", help="pipeline parallel (default 1)")
     group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default 3)")
     group.add_argument(
         "--global-batch",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="samples per step, kept constant (default: the checkpoint's, else one a replica)",
     )
     group.add_argument(
-        "--max-micro-batch", type=_positive, metavar="N", help="most samples that a rank takes at once"
+        "--max-micro-batch", type=positive, metavar="N", help="most samples that a rank takes at once"
     )
 
 
@@ -112,13 +112,6 @@ def _add_policy(group: "argparse._ArgumentGroup") -> None:
         metavar="S",
         help="seconds without a step (default 1800, 0: off)",
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -33,7 +33,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-id", required=True, metavar="ID", help="id of the run")
 
 
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
 def open_journal(args: argparse.Namespace) -> Journal:
-    """The journal that the options name; nothing is read yet. Raises ValueError, StoreError."""
-    store = open_store(args.store, endpoint=args.endpoint, region=args.region)
+    """The journal that the options name; nothing is read yet, and no folder is made. Raises ValueError, StoreError."""
+    store = open_store(args.store, endpoint=args.endpoint, region=args.region, make=False)
     return Journal(store, RunKeys(args.namespace, args.run_id))

@@ -21,9 +21,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, output: str) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A value as a cell: lists with commas, "-" for nothing."""
+    """A value as a cell: lists with commas, "-" for nothing, control characters as escapes (a terminal obeys them)."""
     if value is None or value == "":
         return "-"
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "-"
-    return str(value)
+    text = ",".join(map(str, value)) or "-" if isinstance(value, list) else str(value)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

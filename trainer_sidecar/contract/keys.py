@@ -7,9 +7,9 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-_SEGMENT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-_CHECKPOINT_ID = re.compile(r"^(\d{12})-(\d{10})-([0-9a-f]{8})$")
-_JOURNAL_KEY = re.compile(r"/journal/(\d{10})\.json$")
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CHECKPOINT_ID = re.compile(r"([0-9]{12})-([0-9]{10})-([0-9a-f]{8})")
+_JOURNAL_KEY = re.compile(r"/journal/([0-9]{10})\.json\Z")
 
 LEAF_SIZE = 256 * 1024
 """Bytes per hash leaf, the unit of verification (datapath T10)."""
@@ -27,7 +27,7 @@ def checkpoint_id(step: int, epoch: int, save: str) -> str:
 
 def parse_checkpoint_id(text: str) -> tuple[int, int, str]:
     """(step, epoch, 8 hex of the save id) of a checkpoint id. Raises ValueError naming the text."""
-    match = _CHECKPOINT_ID.match(text)
+    match = _CHECKPOINT_ID.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not a checkpoint id: expected <step:012d>-<epoch:010d>-<8 hex digits>")
     return int(match[1]), int(match[2]), match[3]
@@ -42,7 +42,7 @@ class RunKeys:
 
     def __post_init__(self) -> None:
         for field, value in (("namespace", self.namespace), ("run id", self.run_id)):
-            if not _SEGMENT.match(value):
+            if not _SEGMENT.fullmatch(value):
                 raise ValueError(
                     f"{field} {value!r} cannot be part of a store key: use 1 to 128 letters, digits, '.', '_', '-', "
                     "starting with a letter or digit"

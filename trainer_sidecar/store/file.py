@@ -57,11 +57,18 @@ _CAUSES: dict[int, tuple[type[StoreError], str]] = {
 
 
 class FileStore:
-    """Objects as files below `root`, which is made if need be. Raises BucketMissingError when it is no folder."""
+    """Objects as files below `root`, made unless `make` is off. Raises BucketMissingError when it is no folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, make: bool = True) -> None:
         self.root = root.absolute()
         self.url = f"file://{self.root}"
+        if not make:
+            if not self.root.is_dir():
+                raise BucketMissingError(
+                    f"{self.url} is not a folder of this machine: mount it, or correct --store",
+                    store=self.url,
+                )
+            return
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as exc:
@@ -223,8 +230,13 @@ class FileStore:
                 if not start_after or key > start_after or start_after.startswith(key):
                     yield from self._walk(key, prefix, start_after)
             elif key > start_after and key.startswith(prefix):
-                with contextlib.suppress(FileNotFoundError):
-                    yield ObjectInfo(key, os.stat(self.root / key).st_size)
+                try:
+                    size = os.stat(self.root / key).st_size
+                except FileNotFoundError:
+                    continue
+                except OSError as exc:
+                    raise self._error(key, exc) from exc
+                yield ObjectInfo(key, size)
 
     def _guard(self, key: str, act: Callable[[], T]) -> T:
         try:
