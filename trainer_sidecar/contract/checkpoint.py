@@ -77,6 +77,8 @@ class TrainingState(Document):
     aliases: list[list[str]] = Field(default_factory=list)
     """Names that share storage (tied weights); the first one of each list is stored."""
     trainable: list[str] = Field(default_factory=list)
+    gradient_buckets: list[list[str]] = Field(default_factory=list)
+    """Parameters by bucket of DistributedDataParallel, in the order of reduction (datapath T16)."""
     accumulation: Any = None
     """Of a save inside an accumulation window: what was consumed of it, loss and denominators so far (T17)."""
     statistics: dict[str, float] = Field(default_factory=dict)

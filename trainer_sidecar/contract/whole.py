@@ -31,6 +31,7 @@ def whole_training_state(
                 "optimizers": _optimizers(total.optimizers, state.optimizers, who),
                 "extra": _extra(total.extra, state.extra, "extra", who),
                 "aliases": total.aliases + [names for names in state.aliases if names not in total.aliases],
+                "gradient_buckets": total.gradient_buckets + state.gradient_buckets,
                 "trainable": total.trainable + [n for n in state.trainable if n not in set(total.trainable)],
             }
         )

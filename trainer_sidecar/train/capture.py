@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer_sidecar.train import tagged, zero
+from trainer_sidecar.train.bucket_order import BucketOrder
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.ownership import Entry
 from trainer_sidecar.train.places import Places
@@ -46,6 +47,7 @@ class Captured:
     extra: dict[str, Any] = field(default_factory=dict)
     aliases: list[list[str]] = field(default_factory=list)
     trainable: list[str] = field(default_factory=list)
+    gradient_buckets: list[list[str]] = field(default_factory=list)
     moments: list[Any] = field(default_factory=list)
     """As in a seal: slots by parameter name of state that this rank alone has (ZeRO-1); empty without."""
 
@@ -82,6 +84,7 @@ class State:
         axes, shape = full_mesh or ((), ())
         self.places, self.stage = Places(world_size, rank, axes, shape), stage or Stage()
         self.names = parameter_names(self.model, self.stage)
+        self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
         self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for i, optimizer in enumerate(optimizers):
@@ -99,6 +102,7 @@ class State:
         found = Captured()
         if documents:
             found.aliases, found.trainable = aliases(self.model, self.stage), self._trainable()
+            found.gradient_buckets = self.buckets.names()
         for name, tensor in self.model_tensors():
             parameter = isinstance(tensor, nn.Parameter)
             piece = self.piece(f"model/{name}", tensor, first=self.wrapped and not parameter)

@@ -202,5 +202,6 @@ class SavePolicy:
             extra=captured.extra or None,
             aliases=captured.aliases,
             trainable=captured.trainable,
+            gradient_buckets=captured.gradient_buckets,
             statistics=self._evidence.statistics(),
         )

@@ -100,12 +100,13 @@ class Restorer:
         try:
             opened = self._timed("open", lambda: self._open(point))
             self._compare(opened)
+            order = self._bucket_checks(opened)
             targets = self._materialise(opened)
             needed, fetched = self._load(opened)
         except SidecarRefused as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
         checks = [d.check() for d in self._changed] + self._digest_checks(opened)
-        checks += self._window_checks(opened)
+        checks += order + self._window_checks(opened)
         self._put_back(opened, targets)
         checks += self._state_checks(opened)
         derived = self._random(opened)
@@ -159,6 +160,11 @@ class Restorer:
             raise ResumeRefused(found)
         for difference in self._changed if self.env.rank == 0 else ():
             log.warning("%s", difference)
+
+    def _bucket_checks(self, opened: m.RestoreOpened) -> list[Check]:
+        """DDP's buckets as they were, before any state is loaded."""
+        same = opened.manifest.topology.mesh == self.env.plan.topology.mesh
+        return self.state.buckets.restore(opened.manifest.training_state.gradient_buckets, same_mesh=same)
 
     def _whole(self, problems: Sequence[str] = ()) -> Whole:
         """The live state of all ranks; blocks where ranks hold different things. Keeps this rank's as `_captured`."""
