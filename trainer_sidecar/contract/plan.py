@@ -37,12 +37,12 @@ class WhenBusy(StrEnum):
 class AccumulationSave(StrEnum):
     """What a save in the middle of gradient accumulation holds (datapath T17)."""
 
-    BOUNDARY = "Boundary"
+    BOUNDARY = "boundary"
     """No gradients: saves wait for the end of the window. An order that cannot wait so long saves the state of the
     window's start, and the window runs again."""
-    REDUCED = "Reduced"
+    REDUCED = "reduced"
     """The gradients so far, reduced over the replicas: any mesh goes on with the rest of the window, rtol 1e-6."""
-    RAW = "Raw"
+    RAW = "raw"
     """Each rank's own gradients, as they are: the same mesh goes on bit for bit, on another the window runs again. One
     full model per rank where gradients are not reduced before the window's end."""
 

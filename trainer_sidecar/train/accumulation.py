@@ -1,7 +1,7 @@
 """The accumulation window and its saves: what a save inside it holds, and how a resume goes on with it (datapath T17).
 
-Three ways out of an open window. With its gradients (`Reduced`, `Raw`), at any micro step. As it was at its start
-(`Boundary`, or where gradients cannot be had): parameters and optimizers have not moved since, so only generators and
+Three ways out of an open window. With its gradients (`reduced`, `raw`), at any micro step. As it was at its start
+(`boundary`, or where gradients cannot be had): parameters and optimizers have not moved since, so only generators and
 buffers are kept from there; the window then runs again. Or not at all: the save waits for the window's end.
 """
 
@@ -139,7 +139,7 @@ class Accumulation:
         return self._start is not None
 
     def capture(self, captured: Captured) -> OpenWindow:
-        """Add the gradients to `captured`. Collective: a small sum, and the reduction itself in mode Reduced."""
+        """Add the gradients to `captured`. Collective: a small sum, and the reduction itself in mode `reduced`."""
         reduced = self.mode is AccumulationSave.REDUCED
         names = [name for name, _ in self.gradients.parameters()]
         mine_shared, mine_own = self.gradients.live()
@@ -220,7 +220,7 @@ class Accumulation:
         if before.batch.global_batch_size != now.batch.global_batch_size:
             return f"the global batch was {before.batch.global_batch_size}, is {now.batch.global_batch_size}"
         if any(name.startswith(OWN) for name in tensors.names):
-            return f"each rank of {before.mesh} has gradients of its own, this is {now.mesh} (accumulationSave: Raw)"
+            return f"each rank of {before.mesh} has gradients of its own, this is {now.mesh} (accumulationSave: raw)"
         if manifest.training_state.accumulation["divided"]:
             return "the script sets FSDP2's divide factor, so its gradients belong to one mesh"
         if micro_steps_left(now, splits) is None:
