@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -52,6 +53,7 @@ from rtj_operator.kube import (
 )
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import Placement, PodSettings, build_job
+from rtj_operator.queue import Turns
 from rtj_operator.standing import standing
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 
@@ -59,7 +61,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 MOST_AT_ONCE = 32
 MOST_STORE_CALLS = 6
-"""Fewer than the workers of a process (8): with all of them at stores that hang, no other job would be looked at."""
+"""Threads at stores."""
+MOST_AT_STORES = 64
+"""Jobs at their stores, those in line for a thread included. More are tried again later: nobody stands in a line that
+does not move."""
 
 
 class ForeignObject(Exception):
@@ -98,12 +103,15 @@ class Applier:
         cluster: str = "",
         faults: Faults | None = None,
         stores: Stores | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._kube, self._settings, self._metrics = kube, settings, metrics
         self._writer, self._cluster = writer, cluster
         self._faults = faults or Faults("")
         self._stores = stores or Stores()
+        self._turns = turns
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._at_stores = 0
         self._store_calls = asyncio.Semaphore(MOST_STORE_CALLS)
         # Threads of their own: the loop's default ones also resolve names, the API server's among them.
         self._store_threads = ThreadPoolExecutor(MOST_STORE_CALLS, thread_name_prefix="store")
@@ -158,10 +166,10 @@ class Applier:
             case PublishOrder(plan, order, pods):
                 await self.publish(plan.model_copy(update={"order": order}), pods, subject.namespace)
 
-    async def write_status(self, status: JobStatus, subject: Subject) -> None:
-        """Replace the status unless somebody wrote since `subject` was read (Conflict)."""
+    async def write_status(self, status: JobStatus, subject: Subject) -> Object:
+        """Replace the status unless somebody wrote since `subject` was read (Conflict). The object as it is then."""
         meta = subject.raw["metadata"]
-        await self._kube.write_status(
+        return await self._kube.write_status(
             RTJ,
             subject.namespace,
             meta["name"],
@@ -211,9 +219,11 @@ class Applier:
             credentials=await self._credentials(subject.spec),
             keep=action.keep,
             bad=action.bad,
+            grace_seconds=_grace(subject),
         )
         started = time.monotonic()
-        fenced, plan = await self._at_store(lambda: fence(self._stores, order))
+        async with self._turns.away() if self._turns else nullcontext():
+            fenced, plan = await self._at_store(lambda: fence(self._stores, order))
         self._metrics.fence_seconds.observe(time.monotonic() - started)
         self._faults.reached(AFTER_ATTEMPT_ENTRY)
         if not fenced.reused:
@@ -226,12 +236,15 @@ class Applier:
         return await self._at_store(lambda: conflict_of(self._stores, spec, credentials))
 
     async def _at_store(self, act: Callable[[], T]) -> T:
-        """`act` in a thread. Raises Unavailable at once when too many are there: a store that hangs must not keep the
-        workers of jobs whose stores are fine."""
-        if self._store_calls.locked():
-            raise Unavailable(f"{MOST_STORE_CALLS} jobs are at their stores now, and some of these are slow")
-        async with self._store_calls:
-            return await asyncio.get_running_loop().run_in_executor(self._store_threads, act)
+        """`act` in a thread, after those that came before. Raises Unavailable at once when too many wait."""
+        if self._at_stores >= MOST_AT_STORES:
+            raise Unavailable(f"{MOST_AT_STORES} jobs are at their stores now, and some of these are slow")
+        self._at_stores += 1
+        try:
+            async with self._store_calls:
+                return await asyncio.get_running_loop().run_in_executor(self._store_threads, act)
+        finally:
+            self._at_stores -= 1
 
     async def _credentials(self, spec: EffectiveSpec) -> dict[str, str]:
         """The store's credentials from the job's Secret, if it may be read; else the operator's own.
@@ -272,6 +285,11 @@ class Applier:
                 await act(name, uid)
 
         await asyncio.gather(*(bounded(name, uid) for name, uid in pods))
+
+
+def _grace(subject: Subject) -> float | None:
+    placement = subject.status.placement
+    return float(placement.grace_seconds) if placement is not None and placement.grace_seconds else None
 
 
 def _known_commits(subject: Subject) -> bool:

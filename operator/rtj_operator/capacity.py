@@ -18,16 +18,39 @@ Amounts = dict[str, Decimal]
 MOST = 4096
 
 
-def node_rooms(nodes: Iterable[Object], pods: Iterable[Object], template: Object) -> list[NodeRoom]:
-    """Room on every node, by name, for pods of `template` beside `pods`."""
-    used: dict[str, Amounts] = defaultdict(lambda: defaultdict(Decimal))
-    for pod in pods:
+class Usage:
+    """What pods hold on each node, in sum and for each owner apart."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Amounts] = {}
+        self._own: dict[str, dict[str, Amounts]] = {}
+
+    def add(self, pod: Object, owner: str = "") -> None:
+        """Count a pod that has a node. `owner`: whose it is, for `without`."""
         node = pod.get("spec", {}).get("nodeName")
-        if node:
-            for name, amount in pod_requests(pod["spec"]).items():
-                used[node][name] += amount
-    wanted = pod_requests(template.get("spec", {}))
-    return [_room(n, used[n["metadata"]["name"]], wanted, template.get("spec", {})) for n in _by_name(nodes)]
+        if not node:
+            return
+        for name, amount in pod_requests(pod["spec"]).items():
+            _add(self._all.setdefault(node, {}), name, amount)
+            if owner:
+                _add(self._own.setdefault(owner, {}).setdefault(node, {}), name, amount)
+
+    def without(self, owner: str) -> Mapping[str, Amounts]:
+        """By node, all but that owner's."""
+        own = self._own.get(owner, {})
+        less = {n: {k: v - own[n].get(k, Decimal(0)) for k, v in self._all[n].items()} for n in own}
+        return {**self._all, **less}
+
+
+def _add(amounts: Amounts, name: str, amount: Decimal) -> None:
+    amounts[name] = amounts.get(name, Decimal(0)) + amount
+
+
+def node_rooms(nodes: Iterable[Object], used: Mapping[str, Amounts], template: Object) -> list[NodeRoom]:
+    """Room on every node, by name, for pods of `template` beside what is `used` on each."""
+    spec = template.get("spec", {})
+    wanted = pod_requests(spec)
+    return [_room(n, used.get(n["metadata"]["name"], {}), wanted, spec) for n in _by_name(nodes)]
 
 
 def pod_requests(spec: Mapping[str, Any]) -> Amounts:

@@ -6,6 +6,7 @@ status shows; running trainers are never touched by it.
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ class FenceOrder:
     """Topology and policies are this plan's, not the spec's, which is refused."""
     bad: RestoreFault | None = None
     """What the attempt before found wrong with its restore point."""
+    grace_seconds: float | None = None
+    """Of the placement's pods: what ranks may take from an order to their end."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class Stores:
         self._journals: OrderedDict[tuple[int, RunKeys], KeptJournal] = OrderedDict()
         self._lock = threading.Lock()
         self._probed = Probed()
+        self._probing: weakref.WeakKeyDictionary[Store, threading.Lock] = weakref.WeakKeyDictionary()
 
     def get(self, spec: EffectiveSpec, credentials: Mapping[str, str]) -> Store:
         """The store of a job. Raises StoreError, ValueError for a URL that is none."""
@@ -148,7 +152,10 @@ class Stores:
 
     def require_sound(self, store: Store) -> None:
         """Raises UnsupportedStoreError when the store does not honour what commits rest on; StoreError."""
-        self._probed.require(store)
+        with self._lock:
+            probing = self._probing.setdefault(store, threading.Lock())
+        with probing:  # first fences in the same store wait for one probe of it
+            self._probed.require(store)
 
 
 def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
@@ -241,8 +248,9 @@ def make_plan(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> Plan:
         coordinator=Endpoint(address=first.ip, port=spec.status_port),
         restore=fenced.restore,
         lineage=lineage,
-        checkpoint=spec.checkpoint,
+        checkpoint=spec.checkpoint.model_copy(update={"grace_seconds": order.grace_seconds}),
         verification=spec.verification,
+        fingerprints=spec.fingerprints,
     )
 
 

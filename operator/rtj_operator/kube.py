@@ -5,7 +5,7 @@ Reads always go to the API server's store (no `resourceVersion`), never to a cac
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 Object = dict[str, Any]
+Page = list[Object]
 FIELD_MANAGER = "rtj-operator"
 
 
@@ -93,6 +94,12 @@ class Kube(Protocol):
         """All objects, in pages. Namespace None = all namespaces."""
         ...
 
+    def pages(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Page]:
+        """As `list`, page by page, so that nobody has to hold them all."""
+        ...
+
     async def create(
         self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False
     ) -> Object: ...
@@ -126,7 +133,7 @@ class Kube(Protocol):
 class ApiServer:
     """`Kube` over `kubernetes.aio`'s configured client: its TLS and its token refresh, our own requests."""
 
-    def __init__(self, client: Any, *, timeout: float = 15.0, page: int = 500) -> None:
+    def __init__(self, client: Any, *, timeout: float = 15.0, page: int = 250) -> None:
         self._client, self._page = client, page
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 5.0))
 
@@ -139,14 +146,20 @@ class ApiServer:
     async def list(
         self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> list[Object]:
-        items: list[Object] = []
+        return [
+            item async for page in self.pages(kind, namespace, labels=labels, fields=fields) for item in page
+        ]
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Page]:
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(self._page)}
         while True:
             page = await self._call("GET", kind.path(namespace), query)
-            items.extend(page.get("items") or [])
+            yield page.get("items") or []
             query["continue"] = page.get("metadata", {}).get("continue") or ""
             if not query["continue"]:
-                return items
+                return
 
     async def create(
         self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False

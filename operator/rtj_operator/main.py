@@ -31,6 +31,7 @@ from rtj_operator.kube import RTJ, Kube, KubeError, connect
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Observer
 from rtj_operator.pods import PodSettings
+from rtj_operator.queue import Turns
 from rtj_operator.reconcile import Reconciler
 from rtj_operator.runtime import Runtime, serve
 from rtj_operator.watches import Supervisor, WatchOptions
@@ -130,8 +131,15 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
     metrics = OperatorMetrics()
     settings = pod_settings(options)
     instance = f"operator/{os.environ.get('HOSTNAME') or socket.gethostname()}"
+    turns = Turns(int(options.workers))
     applier = Applier(
-        kube, settings, metrics, writer=instance, cluster=options.cluster_name, faults=Faults.from_env()
+        kube,
+        settings,
+        metrics,
+        writer=instance,
+        cluster=options.cluster_name,
+        faults=Faults.from_env(),
+        turns=turns,
     )
     defaults = OperatorDefaults(
         store_endpoint=options.store_endpoint or None,
@@ -152,7 +160,7 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
         first_look=FirstLook(applier.conflict_of),
     )
     namespaces = _words(options.namespaces)
-    return Runtime(kube, reconciler, observer.graves, metrics, namespaces, int(options.workers))
+    return Runtime(kube, reconciler, observer.graves, metrics, namespaces, turns)
 
 
 def pod_settings(options: argparse.Namespace) -> PodSettings:
@@ -201,10 +209,14 @@ async def lead(elector: Elector | None, kube: Kube, runtime: Runtime, supervisor
 
 async def _work(kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:
     await _crd_lists(kube, runtime.namespaces)
-    supervisor_started = asyncio.create_task(runtime.run())
+    working = asyncio.create_task(runtime.run())
     await asyncio.sleep(0)  # the runtime takes events from its first turn on
-    supervisor.start()
-    await supervisor_started
+    try:
+        await runtime.sweep()  # before the watches list everything: what they bring then is known already
+        supervisor.start()
+        await working
+    finally:
+        working.cancel()
 
 
 async def _crd_lists(kube: Kube, namespaces: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from rtj_operator.capacity import node_rooms
 from rtj_operator.decide.observed import Capacity, JobView, Observed, PodView
 from rtj_operator.kube import CORE_EVENTS, JOBS, NODES, PODS, Forbidden, Kube, KubeError, NotFound, Object
 from rtj_operator.podview import condition, job_view, pod_view, unix
+from rtj_operator.usage import UsageCache
 from trainer_sidecar.contract.plan import Order
 from trainer_sidecar.contract.status import SidecarStatus, TrainerState
 
@@ -28,6 +29,8 @@ STATUS_TIMEOUT = 1.0
 MAX_STATUS_BYTES = 256 * 1024
 REFUSED_AFTER = 3.0
 """Seconds a Job may take to make its pods before its events are read."""
+FORGOTTEN_AFTER = 3600.0
+"""Seconds after which it is forgotten when a sidecar answered last."""
 FORBIDDEN_FOR = 300.0
 """Seconds before a refused right is tried again."""
 
@@ -38,20 +41,41 @@ class Graves:
 
     limit: int = 2048
     _bodies: "OrderedDict[str, Object]" = field(default_factory=OrderedDict)
+    _by_job: dict[str, dict[str, Object]] = field(default_factory=dict)
 
     def bury(self, pod: Object) -> None:
         """Keep the body of a pod that the watch saw deleted."""
         uid = pod["metadata"]["uid"]
         self._bodies[uid] = pod
         self._bodies.move_to_end(uid)
+        self._by_job.setdefault(_job_uid(pod), {})[uid] = pod
         while len(self._bodies) > self.limit:
-            self._bodies.popitem(last=False)
+            oldest, body = self._bodies.popitem(last=False)
+            siblings = self._by_job[_job_uid(body)]
+            siblings.pop(oldest, None)
+            if not siblings:
+                del self._by_job[_job_uid(body)]
 
     def of(self, job_uid: str) -> list[Object]:
         """Bodies of that job's pods."""
-        return [
-            b for b in self._bodies.values() if (b["metadata"].get("labels") or {}).get(LABEL_UID) == job_uid
-        ]
+        return list(self._by_job.get(job_uid, {}).values())
+
+
+def _job_uid(pod: Object) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(LABEL_UID) or "")
+
+
+def bare_view(pod: Object, *, gone: bool = False) -> PodView | None:
+    """A placement's pod as its body alone tells; None when it is none."""
+    return pod_view(pod, LABEL_PLACEMENT, sidecar=SIDECAR_CONTAINER, trainer=TRAINER_CONTAINER, gone=gone)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Jobs and pods of one job as the API server has just told them."""
+
+    jobs: tuple[Object, ...]
+    pods: tuple[Object, ...]
 
 
 class Observer:
@@ -63,6 +87,8 @@ class Observer:
         self._heard: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
         self._no_nodes_until = 0.0
+        self._cleaned = time.monotonic()
+        self._usage = UsageCache(kube)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -70,29 +96,46 @@ class Observer:
 
     async def observe(self, job: Object, *, status_port: int, capacity_for: Object | None) -> Observed:
         """Everything about `job` (its raw object). `capacity_for`: a pod template whose fit on the nodes is wanted."""
+        return await self.look(job, await self.read(job), status_port=status_port, capacity_for=capacity_for)
+
+    async def read(self, job: Object) -> Read:
+        """Its Jobs and pods, afresh. Raises KubeError."""
         meta = job["metadata"]
         labels = f"{LABEL_JOB}={meta['name']},{LABEL_UID}={meta['uid']}"
         jobs, pods = await asyncio.gather(
             self._kube.list(JOBS, meta["namespace"], labels=labels),
             self._kube.list(PODS, meta["namespace"], labels=labels),
         )
-        views = await self._ask(self._views(pods, meta["uid"]), status_port, _placement(job))
+        return Read(tuple(jobs), tuple(pods))
+
+    async def look(
+        self, job: Object, read: Read, *, status_port: int, capacity_for: Object | None
+    ) -> Observed:
+        """What was read, with what sidecars, nodes and events say. Raises KubeError."""
+        meta = job["metadata"]
+        views = await self._ask(self._views(read.pods, meta["uid"]), status_port, _placement(job))
         views = await self._with_lost_nodes(views)
-        seen = await self._jobs(jobs, views)
+        seen = await self._jobs(read.jobs, views)
         wanted = capacity_for is not None and _capacity_matters(job, views)
         capacity = await self._capacity(capacity_for, meta["uid"]) if wanted and capacity_for else Capacity()
         return Observed(seen, tuple(views), capacity)
 
+    async def glance(self, pods: tuple[PodView, ...], status_port: int) -> tuple[PodView, ...] | None:
+        """These pods with the answer of pod 0's sidecar; None when it does not answer, or says what needs a look."""
+        first = min(pods, key=lambda p: p.index)
+        port = first.plan.coordinator.port if first.plan is not None else status_port
+        answer = (await self._poll([first], port))[first.uid]
+        if answer is None or not answer.ready or _says_more(answer):
+            return None
+        self._heard[first.uid] = time.monotonic()
+        return tuple(replace(p, polled=True, status=answer) if p is first else p for p in pods)
+
     def _views(self, pods: Iterable[Object], uid: str) -> list[PodView]:
-        found = [
-            pod_view(p, LABEL_PLACEMENT, sidecar=SIDECAR_CONTAINER, trainer=TRAINER_CONTAINER) for p in pods
-        ]
+        found = [bare_view(p) for p in pods]
         live = [_with_overdue(v, time.time()) for v in found if v is not None]
         here = {v.uid for v in live}
         for body in self.graves.of(uid):
-            view = pod_view(
-                body, LABEL_PLACEMENT, sidecar=SIDECAR_CONTAINER, trainer=TRAINER_CONTAINER, gone=True
-            )
+            view = bare_view(body, gone=True)
             if view is not None and view.uid not in here:
                 live.append(view)
         return live
@@ -139,10 +182,10 @@ class Observer:
         if _worth_all(mine, answers):
             answers |= await self._poll([v for v in mine if v.uid not in answers], port)
         now = time.monotonic()
-        current = {v.uid for v in views}
         result = [self._with_answer(v, answers, now) for v in views]
-        for uid in [u for u in self._heard if u not in current and now - self._heard[u] > 3600]:
-            del self._heard[uid]
+        if now - self._cleaned > FORGOTTEN_AFTER:
+            self._cleaned = now
+            self._heard = {uid: at for uid, at in self._heard.items() if now - at < FORGOTTEN_AFTER}
         return result
 
     def _with_answer(self, view: PodView, answers: dict[str, SidecarStatus | None], now: float) -> PodView:
@@ -200,13 +243,11 @@ class Observer:
         if time.monotonic() < self._no_nodes_until:
             return Capacity()
         try:
-            nodes = await self._kube.list(NODES, None)
-            pods = await self._kube.list(PODS, None, fields="status.phase!=Succeeded,status.phase!=Failed")
+            nodes, usage = await self._usage.current()
         except Forbidden:
             self._forbidden_nodes()
             return Capacity()
-        others = [p for p in pods if (p["metadata"].get("labels") or {}).get(LABEL_UID) != uid]
-        return Capacity(True, tuple(node_rooms(nodes, others, template)))
+        return Capacity(True, tuple(node_rooms(nodes, usage.without(uid), template)))
 
 
 async def read_status(session: aiohttp.ClientSession, ip: str, port: int, index: int) -> SidecarStatus | None:
@@ -242,16 +283,20 @@ def _placement(job: Object) -> int:
 
 def _capacity_matters(job: Object, views: Sequence[PodView]) -> bool:
     """Only a job that may become smaller than asked for, or leave a node, needs to know what the cluster could hold."""
-    status = job.get("status") or {}
+    status, elastic = job.get("status") or {}, job.get("spec", {}).get("elastic") or {}
     placement = status.get("placement") or {}
-    shrunk = placement.get("nodes", 0) < placement.get("wantedNodes", 0)
-    short = bool(status.get("capacityShortSince")) or any(v.unschedulable for v in views)
-    return (
-        shrunk
-        or short
-        or any(v.status is not None and v.status.trainer is TrainerState.ENDED for v in views)
-        or any(v.gone or v.deleting or v.node_lost or v.silent_seconds or v.trainer_end for v in views)
-    )
+    if placement.get("nodes", 0) < placement.get("wantedNodes", 0) or placement.get("lostNodes"):
+        return True
+    if status.get("capacityShortSince") or any(
+        v.unschedulable or v.node_lost or v.silent_seconds for v in views
+    ):
+        return True
+    failed_before = bool((status.get("counters") or {}).get("withoutProgress"))
+    rules = bool((job["spec"].get("restart") or {}).get("rules"))
+    if not failed_before and not rules and elastic.get("scaleDownDelaySeconds", 1):
+        return False  # what ended here starts again as it was, whatever there is room for
+    ended = any(v.status is not None and v.status.trainer is TrainerState.ENDED for v in views)
+    return ended or any(v.gone or v.deleting or v.trainer_end for v in views)
 
 
 def _with_overdue(view: PodView, now: float) -> PodView:

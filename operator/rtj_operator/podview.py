@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -142,6 +143,7 @@ def _outcome(message: str) -> Outcome | None:
         return None
 
 
+@lru_cache(256)  # the pods of a placement share theirs
 def _plan(text: str | None) -> Plan | None:
     try:
         return Plan.model_validate_json(text) if text else None

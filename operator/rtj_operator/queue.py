@@ -6,7 +6,8 @@ source of chance are given, so that tests own both. Not thread safe: one event l
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 Key = tuple[str, str]
@@ -25,6 +26,29 @@ class Backoff:
         """Seconds before try `failures + 1`; `chance` is uniform in [0, 1)."""
         ceiling: float = min(self.cap, self.base * 2.0 ** min(failures, 32))
         return max(self.floor, ceiling * chance)
+
+
+class Turns:
+    """At most `count` reconciles at once. One that waits for a store gives its turn back meanwhile: a store that hangs
+    keeps the jobs that use it, and no others."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = asyncio.Semaphore(count)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        async with self._free:
+            yield
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Inside a turn: without it until the end of the block."""
+        self._free.release()
+        try:
+            yield
+        finally:
+            await self._free.acquire()
 
 
 class KeyQueue:

@@ -1,4 +1,5 @@
-"""One reconcile: read everything fresh, decide, apply. Level-triggered; nothing is carried from one to the next.
+"""One reconcile: read everything fresh, decide, apply. Level-triggered; nothing is carried from one to the next, but
+for jobs that train undisturbed: what was read of those may serve for finding that nothing is to be done (`remembered`).
 
 What may fail is sorted here, once: somebody wrote first (look again at once), refused by store or API server (say so in
 the status, try again with a growing wait), gone (done).
@@ -11,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
-from rtj_operator.api.base import dig
-from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
-from rtj_operator.api.validation import validate
+from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
+from rtj_operator.api.names import LABEL_PLACEMENT
 from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
-from rtj_operator.decide import Decision, View, Wanted, decide
-from rtj_operator.decide.actions import Event, FenceAndPublish
+from rtj_operator.decide import Decision, Observed, View, decide
+from rtj_operator.decide.actions import Event, FenceAndPublish, WriteStatus
 from rtj_operator.decide.trouble import Trouble, troubled
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
@@ -31,16 +31,22 @@ from rtj_operator.kube import (
     Forbidden,
     Invalid,
     Kube,
+    KubeError,
     NotFound,
     Object,
     Unavailable,
 )
-from rtj_operator.mesh import workable_sizes
-from rtj_operator.observe import Observer
-from rtj_operator.pods import Placement, PodSettings, build_job, grace_seconds, selector, spec_digest
+from rtj_operator.observe import Observer, Read, bare_view
+from rtj_operator.pods import Placement, PodSettings, build_job, spec_digest
+from rtj_operator.podview import job_view
+from rtj_operator.prepared import prepare, wanted_of
 from rtj_operator.queue import Key
+from rtj_operator.remembered import Entry, Memory, entry_of, version_of, without_managers
 
 log = logging.getLogger(__name__)
+GLANCES_PER_SECOND = 100
+"""With more jobs than that times three seconds, those that train undisturbed are glanced at less often: failures are
+pushed (O4), what a glance brings is numbers."""
 
 
 class TryLater(Exception):
@@ -62,6 +68,7 @@ class Reconciler:
     metrics: JobMetrics = field(default_factory=JobMetrics)
     first_look: FirstLook | None = None
     """None: that a run is another object's is found at the fence only."""
+    memory: Memory = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
         self.dry_run = DryRun(self.kube)
@@ -69,6 +76,9 @@ class Reconciler:
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job further. Returns the seconds until the next look; None: at the next event. Raises TryLater."""
         namespace, name = key
+        entry = self.memory.calm(key)
+        if entry is not None and (after := await self._glance(key, entry)) is not None:
+            return after
         try:
             raw = await self.kube.get(RTJ, namespace, name)
         except NotFound:
@@ -76,19 +86,19 @@ class Reconciler:
             return None
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
+        self.memory.begin(key)
         try:
-            job = parse_job(raw)
+            made = prepare(raw, self.defaults, self.settings)
         except InvalidJobError as exc:
             return await self._unreadable(raw, str(exc))
-        spec = effective(job, self.defaults)
-        problems = tuple(f"{p.reason}: {p.sentence}" for p in validate(job, self.defaults))
-        template: Object | None = None
-        if not problems:
-            template, problems = self._template(job, spec)
-            problems = problems or await self._dry_run(job, spec)
-        wanted = None if problems else wanted_of(job, spec)
+        job, spec = made.job, made.spec
+        problems = made.problems or await self._dry_run(job, spec)
+        wanted = None if problems else made.wanted
         try:
-            observed = await self.observer.observe(raw, status_port=spec.status_port, capacity_for=template)
+            read = await self.observer.read(raw)
+            observed = await self.observer.look(
+                raw, read, status_port=spec.status_port, capacity_for=made.template
+            )
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
         if self.first_look is not None and not problems:
@@ -98,7 +108,73 @@ class Reconciler:
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
         self.metrics.saw(key, decision.status)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)
-        return await self._carry_out(decision, Subject(raw, job, spec, decision.status, observed), view)
+        after = await self._carry_out(decision, Subject(raw, job, spec, decision.status, observed), view)
+        if not decision.actions and not problems:
+            self._remember(key, raw, read)
+        return after
+
+    def _remember(self, key: Key, raw: Object, read: Read) -> None:
+        """What this look read, since there was nothing to do."""
+        if self.observer.graves.of(raw["metadata"]["uid"]):
+            return
+        pods = tuple(seen for p in read.pods if (seen := bare_view(p)) is not None)
+        jobs = tuple(made for j in read.jobs if (made := job_view(j, LABEL_PLACEMENT)) is not None)
+        versions = {u: v for body in (raw, *read.jobs, *read.pods) for u, v in version_of(body).items()}
+        self.memory.remember(key, entry_of(raw, jobs, pods, versions))
+
+    async def _glance(self, key: Key, entry: Entry) -> float | None:
+        """Ask the sidecar of a job that trains, and decide with what was read before.
+
+        Seconds until the next look when nothing, or nothing but showing the answer, is to be done; None: look properly.
+        """
+        try:
+            made = entry.prepared or prepare(entry.raw or {}, self.defaults, self.settings, placing=False)
+        except InvalidJobError:
+            return None
+        entry.prepared = made
+        job, spec = made.job, made.spec
+        if made.problems or needed(job, spec_digest(job)):
+            return None
+        pods = await self.observer.glance(entry.pods, spec.status_port)
+        if pods is None or self.memory.calm(key) is not entry:
+            return None
+        observed = Observed(entry.jobs, pods)
+        decision = decide(
+            job.metadata, job.spec, made.wanted, (), job.status, observed, self.now(), self.nonce()
+        )
+        self.metrics.saw(key, decision.status)
+        if decision.actions and not await self._show(key, entry, decision, observed):
+            return None
+        await self.events.post(entry.raw or {}, decision.events)
+        if decision.requeue_after is None:
+            return None
+        return max(decision.requeue_after, self.memory.calm_jobs / GLANCES_PER_SECOND)
+
+    async def _show(self, key: Key, entry: Entry, decision: Decision, observed: Observed) -> bool:
+        """Write a status that means nothing new. False when it does, or when somebody has written meanwhile."""
+        made = entry.prepared
+        assert made is not None
+        shown = decision.actions == (WriteStatus(decision.status),) and _same_intent(
+            decision.status, made.job.status
+        )
+        if not shown:
+            return False
+        subject = Subject(entry.raw or {}, made.job, made.spec, decision.status, observed)
+        raw: Object | None = None
+        self.memory.writing(key)
+        try:
+            raw = await self.applier.write_status(decision.status, subject)
+            job = parse_job(raw)
+        except (KubeError, InvalidJobError) as exc:
+            log.debug("%s/%s: looking properly: %s", *key, exc)
+            return False
+        finally:
+            fresh = self.memory.written(key, raw)
+        if not fresh:
+            return False
+        entry.raw = without_managers(raw)
+        entry.prepared = replace(made, job=job, wanted=wanted_of(job, made.spec))
+        return True
 
     async def _dry_run(self, job: ResumableTrainingJob, spec: EffectiveSpec) -> tuple[str, ...]:
         """What the API server has against a placement of this spec. Raises TryLater, but not for a job that runs."""
@@ -170,40 +246,10 @@ class Reconciler:
                 log.warning("status of %s/%s not written: %s", meta["namespace"], meta["name"], exc)
         return 300.0
 
-    def _template(
-        self, job: ResumableTrainingJob, spec: EffectiveSpec
-    ) -> tuple[Object | None, tuple[str, ...]]:
-        """The pod template of a placement, for counting how many of it fit; or why none can be made of the user's.
 
-        The schema keeps whatever a template holds (O15): a list where pods have a mapping comes as far as here.
-        """
-        try:
-            build_job(job, spec, Placement(1, spec.nodes, avoid_nodes=("any",)), self.settings)
-            made: Object = build_job(job, spec, Placement(1, spec.nodes), self.settings)["spec"]["template"]
-        except (ValueError, TypeError, AttributeError) as exc:
-            text = f"spec.template cannot be made into pods, a part of it has the wrong shape: {exc}"
-            return None, (f"{Reason.TEMPLATE_REFUSED}: {text}; see kubectl explain pod.spec",)
-        return made, ()
-
-
-def wanted_of(job: ResumableTrainingJob, spec: EffectiveSpec) -> Wanted:
-    """What the spec asks for, as the decision reads it."""
-    elastic = job.spec.elastic
-    grace = dig(job.spec.template, "spec", "terminationGracePeriodSeconds")
-    own_grace = isinstance(grace, int) and not isinstance(grace, bool) and grace >= 0
-    return Wanted(
-        nodes=spec.nodes,
-        min_nodes=spec.mesh.min_nodes,
-        sizes=workable_sizes(spec.mesh),
-        elastic=elastic is not None,
-        spec_hash=spec_digest(job),
-        selector=selector(job),
-        scale_down_delay=elastic.scale_down_delay_seconds if elastic else 0.0,
-        scale_up_delay=elastic.scale_up_delay_seconds if elastic else 0.0,
-        cooldown=elastic.cooldown_seconds if elastic else 0.0,
-        exit_grace=float(grace if own_grace else grace_seconds(job.status.save_seconds)),
-        own_grace=own_grace,
-    )
+def _same_intent(new: JobStatus, old: JobStatus) -> bool:
+    """Placement, attempt and phase are as they were: the rest is for people."""
+    return (new.placement, new.attempt, new.phase) == (old.placement, old.attempt, old.phase)
 
 
 def trouble_of(exc: FenceTrouble | ForeignObject | Invalid | Forbidden) -> Trouble:

@@ -1,4 +1,4 @@
-"""The running process: watches feed the queue, workers reconcile, a slow resync looks at every job, a server tells.
+"""The running process: watches feed the queue, workers reconcile, a slow resync finds what they missed, a server tells.
 
 Everything here may be killed at any instruction and started again.
 """
@@ -15,11 +15,13 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rtj_operator.api.names import LABEL_JOB
-from rtj_operator.kube import RTJ, Kube, KubeError, Object
+from rtj_operator.apply import MOST_AT_STORES
+from rtj_operator.kube import Kube, KubeError, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Graves
-from rtj_operator.queue import Key, KeyQueue
+from rtj_operator.queue import Key, KeyQueue, Turns
 from rtj_operator.reconcile import Reconciler, TryLater
+from rtj_operator.sweep import sweep
 
 log = logging.getLogger(__name__)
 RESYNC_SECONDS = 60.0
@@ -37,7 +39,7 @@ class Runtime:
     metrics: OperatorMetrics
     namespaces: Sequence[str] = ()
     """Empty: the whole cluster."""
-    workers: int = 8
+    turns: Turns = field(default_factory=lambda: Turns(8))
     standby: bool = False
     """Another replica leads: nothing is done here, and that is healthy."""
     leading: Callable[[], bool] = lambda: True
@@ -51,13 +53,15 @@ class Runtime:
         self._loop = asyncio.get_running_loop()
         self._resynced = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            for number in range(self.workers):
+            for number in range(
+                self.turns.count + MOST_AT_STORES
+            ):  # as many as may be at work, or away at a store
                 tasks.create_task(self._work(), name=f"worker-{number}")
             tasks.create_task(self._resync(), name="resync")
 
     def job_changed(self, kind: str, job: Object) -> None:
         """A watch event of a job, from any thread."""
-        self._enqueue((job["metadata"]["namespace"], job["metadata"]["name"]))
+        self._changed((job["metadata"]["namespace"], job["metadata"]["name"]), job)
         log.debug("event %s of job %s", kind, job["metadata"]["name"])
 
     def owned_changed(self, kind: str, owned: Object) -> None:
@@ -68,7 +72,7 @@ class Runtime:
             return
         if kind == "DELETED" and "nodeName" in owned.get("spec", {}) and self._loop is not None:
             self._loop.call_soon_threadsafe(self.graves.bury, owned)
-        self._enqueue((meta["namespace"], name))
+        self._changed((meta["namespace"], name), owned)
 
     def health(self) -> tuple[bool, str]:
         """Whether resync and workers go on, and a sentence."""
@@ -81,42 +85,52 @@ class Runtime:
             f"last resync {synced:.0f} s ago, oldest due job waits {age:.1f} s, {len(self.queue)} due",
         )
 
-    def _enqueue(self, key: Key) -> None:
+    def _changed(self, key: Key, body: Object) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.queue.add, key)
+            self._loop.call_soon_threadsafe(self._look_again, key, body)
+
+    def _look_again(self, key: Key, body: Object) -> None:
+        if self.reconciler.memory.changed(key, body):
+            self.queue.add(key)
 
     async def _work(self) -> None:
         while True:
-            key = await self.queue.get()
-            if not self.leading():
-                self.queue.done(key, 1.0)
-                continue
-            started, result = time.monotonic(), "ok"
-            try:
-                self.queue.done(key, await self.reconciler.reconcile(key))
-            except TryLater as exc:
-                result = "retry"
-                log.warning("%s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
-            except (
-                Exception
-            ):  # a bug must not stop the other jobs: logged, counted, tried again with a growing wait
-                result = "error"
-                log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
-            self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - started)
+            async with self.turns.turn():
+                await self._one(await self.queue.get())
+
+    async def _one(self, key: Key) -> None:
+        if not self.leading():
+            self.queue.done(key, 1.0)
+            return
+        started, result = time.monotonic(), "ok"
+        try:
+            self.queue.done(key, await self.reconciler.reconcile(key))
+        except TryLater as exc:
+            result = "retry"
+            log.warning("%s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
+        except (
+            Exception
+        ):  # a bug must not stop the other jobs: logged, counted, tried again with a growing wait
+            result = "error"
+            log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
+        self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - started)
 
     async def _resync(self) -> None:
-        """Every job once a minute, whatever the watches say or do not say."""
+        """All jobs once a minute, whatever the watches say or do not say."""
         while True:
-            try:
-                for namespace in self.namespaces or (None,):
-                    for job in await self.kube.list(RTJ, namespace):
-                        self.queue.add_after(
-                            (job["metadata"]["namespace"], job["metadata"]["name"]), random.uniform(0, 5)
-                        )
-                self._resynced = time.monotonic()
-            except KubeError as exc:
-                log.warning("resync: %s", exc)
             await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Queue every job that is not as it is remembered. API trouble waits for the next sweep."""
+        try:
+            due = await sweep(self.kube, self.namespaces, self.reconciler.memory, self.graves)
+        except KubeError as exc:
+            log.warning("resync: %s", exc)
+            return
+        self._resynced = time.monotonic()
+        for key in due:
+            self.queue.add(key)
 
 
 async def serve(runtime: Runtime, port: int) -> web.AppRunner:

@@ -6,6 +6,8 @@ MOST = 2**53
 
 def printable(text: str) -> str:
     """The text as a terminal may show it: control characters, which could be commands to it, become spaces."""
+    if text.isprintable():
+        return text
     return "".join(c if c == "\n" or c.isprintable() else " " for c in text)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
 from rtj_operator.kube import AlreadyExists, Conflict, Kind, KubeError, NotFound, Object
@@ -48,6 +49,11 @@ class FakeKube:
             and namespace in (None, ns)
             and all((body["metadata"].get("labels") or {}).get(k) == v for k, v in wanted.items())
         ]
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[list[Object]]:
+        yield await self.list(kind, namespace, labels=labels, fields=fields)
 
     async def create(
         self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False

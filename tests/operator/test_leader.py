@@ -168,6 +168,9 @@ class Works:
     def start(self) -> None:
         self.begun = True
 
+    async def sweep(self) -> None:
+        """Nothing to find."""
+
     async def run(self) -> None:
         try:
             await asyncio.sleep(3600)

@@ -13,7 +13,7 @@ from fake_kube import FakeKube
 from operator_values import plan, sidecar
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
-from rtj_operator.capacity import node_rooms, pod_requests
+from rtj_operator.capacity import Usage, node_rooms, pod_requests
 from rtj_operator.kube import JOBS, NODES, PODS, RTJ, Forbidden, Kind, Object
 from rtj_operator.observe import MAX_STATUS_BYTES, Graves, Observer, read_status
 from rtj_operator.podview import job_view, pod_view, unix
@@ -166,7 +166,10 @@ def wanting(gpus: int = 1, **spec: Any) -> Object:
 
 def test_room_counts_what_others_hold_and_what_the_sidecar_adds() -> None:
     other = {"spec": {"nodeName": "a", **wanting()["spec"]}}
-    found = {r.name: r.fits for r in node_rooms([node("a"), node("b")], [other], wanting())}
+    usage = Usage()
+    usage.add(other)
+    usage.add({"spec": {"nodeName": "b", **wanting()["spec"]}}, "own")
+    found = {r.name: r.fits for r in node_rooms([node("a"), node("b")], usage.without("own"), wanting())}
     assert found == {"a": 1, "b": 2}
     native = {"restartPolicy": "Always", "resources": {"requests": {"cpu": "250m"}}}
     template = wanting(initContainers=[native, {"resources": {"limits": {"cpu": "64"}}}])
@@ -176,11 +179,11 @@ def test_room_counts_what_others_hold_and_what_the_sidecar_adds() -> None:
 def test_cordoned_tainted_and_unselected_nodes_have_no_room() -> None:
     taint = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
     nodes = [node("a", unschedulable=True), node("b", taints=[taint]), node("c", ready="Unknown")]
-    found = {r.name: (r.fits, r.ready) for r in node_rooms(nodes, [], wanting())}
+    found = {r.name: (r.fits, r.ready) for r in node_rooms(nodes, {}, wanting())}
     assert found == {"a": (0, True), "b": (0, True), "c": (2, False)}
     tolerant = wanting(tolerations=[{"key": "gpu", "operator": "Exists"}])
-    assert {r.name: r.fits for r in node_rooms(nodes, [], tolerant)}["b"] == 2
-    assert not any(r.fits for r in node_rooms(nodes, [], wanting(nodeSelector={"zone": "x"})))
+    assert {r.name: r.fits for r in node_rooms(nodes, {}, tolerant)}["b"] == 2
+    assert not any(r.fits for r in node_rooms(nodes, {}, wanting(nodeSelector={"zone": "x"})))
 
 
 class NoNodes(FakeKube):

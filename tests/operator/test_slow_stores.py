@@ -12,12 +12,12 @@ from fake_kube import FakeKube
 
 from rtj_operator.api import parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
-from rtj_operator.apply import MOST_STORE_CALLS, Applier
+from rtj_operator.apply import MOST_AT_STORES, MOST_STORE_CALLS, Applier
 from rtj_operator.fencing import Stores
 from rtj_operator.kube import RTJ, Unavailable
-from rtj_operator.main import parse
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import PodSettings
+from rtj_operator.queue import Turns
 from trainer_sidecar.store.file import FileStore
 
 
@@ -37,7 +37,6 @@ class HangingStores(Stores):
 
 
 def test_with_too_many_jobs_at_slow_stores_the_next_one_is_tried_later(tmp_path: Path) -> None:
-    assert int(parse([]).workers) > MOST_STORE_CALLS
     stores = HangingStores(tmp_path)
     container = {"name": "trainer", "image": "x", "command": ["train.py"]}
     raw = {
@@ -56,14 +55,36 @@ def test_with_too_many_jobs_at_slow_stores_the_next_one_is_tried_later(tmp_path:
     )
 
     async def look() -> list[str]:
-        slow = [asyncio.create_task(applier.conflict_of(spec)) for _ in range(MOST_STORE_CALLS)]
+        slow = [asyncio.create_task(applier.conflict_of(spec)) for _ in range(MOST_AT_STORES)]
         async with asyncio.timeout(20):
             while stores.waiting < MOST_STORE_CALLS:
                 await asyncio.sleep(0.01)
-        with pytest.raises(Unavailable, match=f"{MOST_STORE_CALLS} jobs are at their stores"):
+        with pytest.raises(Unavailable, match=f"{MOST_AT_STORES} jobs are at their stores"):
             await applier.conflict_of(spec)
         stores.back.set()
         found = await asyncio.gather(*slow)
         return [*found, await applier.conflict_of(spec)]
 
-    assert asyncio.run(look()) == [""] * (MOST_STORE_CALLS + 1)
+    assert asyncio.run(look()) == [""] * (MOST_AT_STORES + 1)
+
+
+def test_a_reconcile_that_is_at_a_store_leaves_its_turn_to_others() -> None:
+    async def life() -> list[str]:
+        turns, back, done = Turns(1), asyncio.Event(), []
+
+        async def at_store() -> None:
+            async with turns.turn():
+                async with turns.away():
+                    await back.wait()
+                done.append("store")
+
+        async def other() -> None:
+            async with turns.turn():
+                done.append("other")
+                back.set()
+
+        async with asyncio.timeout(5):
+            await asyncio.gather(at_store(), other())
+        return done
+
+    assert asyncio.run(life()) == ["other", "store"]

@@ -3,7 +3,7 @@
 from pydantic import ConfigDict, Field
 
 from rtj_operator.api.base import Quantity, SpecModel, cel, rules
-from rtj_operator.api.policies import IntervalPolicy, Medium, WhenBusy
+from rtj_operator.api.policies import AccumulationSave, IntervalPolicy, Medium, WhenBusy
 
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 CHECKPOINT_ID_PATTERN = r"^\d{12}-\d{10}-[0-9a-f]{8}$"
@@ -125,6 +125,14 @@ class Checkpoint(SpecModel):
     """What a due save does while another one is in flight: Skip it, or Wait for the other."""
     save_timeout_seconds: int = Field(default=1800, ge=1)
     """A save that has not committed by then is reported as stalled."""
+    accumulation_save: AccumulationSave = AccumulationSave.BOUNDARY
+    """What a save in the middle of gradient accumulation holds. boundary: saves wait for the window's end; when pods
+    must go sooner, the window's start is saved and the window runs again. reduced: the gradients so far, reduced; any
+    mesh goes on (1e-6). raw: each rank's own gradients; the same mesh goes on bit for bit, at up to one model of
+    gradients per rank and save."""
+    max_failed_saves: int = Field(default=5, ge=0, le=1000)
+    """So many saves in a row that failed for a reason that a new attempt may cure (replicas that drifted apart,
+    staging) end the attempt; the next one starts from the newest commit. A store that is away never counts. 0: off."""
     staging: Staging = Staging()
     """Shared volume of trainer and sidecar."""
     retention: Retention = Retention()

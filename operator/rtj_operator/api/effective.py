@@ -5,15 +5,21 @@ Raises nothing for a spec that `validation` refuses: a value that cannot be reso
 `validation` has named it. So a status can be written for a broken job too.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rtj_operator.api.checkpoint import ResumeFrom
 from rtj_operator.api.job import ResumableTrainingJob
+from rtj_operator.api.policies import OnFingerprintChange
 from rtj_operator.api.spec import CompatibilityEntry, JobSpec
 from rtj_operator.api.template import extended_resources, trainer, words
 from rtj_operator.mesh import MeshSpec
-from trainer_sidecar.contract.plan import CheckpointPolicy, Retention, VerificationPolicy
+from trainer_sidecar.contract.plan import (
+    CheckpointPolicy,
+    FingerprintClass,
+    FingerprintPolicy,
+    Retention,
+    VerificationPolicy,
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class EffectiveSpec:
     status_port: int
     resume_from: ResumeFrom | None = None
     """The run, in the same namespace, that this one's first attempt starts from (R15)."""
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: FingerprintPolicy = field(default_factory=FingerprintPolicy)
 
     @property
     def nodes(self) -> int:
@@ -94,11 +100,13 @@ def effective(job: ResumableTrainingJob, defaults: OperatorDefaults) -> Effectiv
         store=_store(spec, defaults),
         checkpoint=_checkpoint_policy(spec),
         verification=VerificationPolicy(
-            steps=spec.verification.steps, loss_tolerance=float(spec.verification.loss_tolerance)
+            steps=spec.verification.steps,
+            loss_tolerance=float(spec.verification.loss_tolerance),
+            on_failure=spec.verification.on_failure,
         ),
         status_port=spec.status_port,
         resume_from=spec.checkpoint.resume_from,
-        fingerprints=dict(spec.fingerprints or {}),
+        fingerprints=_fingerprints(spec),
     )
 
 
@@ -122,6 +130,20 @@ def _store(spec: JobSpec, defaults: OperatorDefaults) -> ResolvedStore:
     )
 
 
+def _fingerprints(spec: JobSpec) -> FingerprintPolicy:
+    """Consent makes a change one that needs it and has it: it is shown, and not taken for harmless."""
+    classes = {OnFingerprintChange.REFUSE: FingerprintClass.REFUSED}
+    rules = spec.fingerprint_rules or []
+    first: dict[str, OnFingerprintChange] = {}
+    for rule in rules:
+        first.setdefault(rule.field, rule.on_change)
+    return FingerprintPolicy(
+        declared=dict(spec.fingerprints or {}),
+        classes={name: classes.get(said, FingerprintClass.CONSENT) for name, said in first.items()},
+        accept=[name for name, said in first.items() if said is OnFingerprintChange.ACCEPT],
+    )
+
+
 def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
     checkpoint = spec.checkpoint
     return CheckpointPolicy(
@@ -129,6 +151,8 @@ def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
         interval_seconds=checkpoint.interval_seconds,
         when_busy=checkpoint.when_busy,
         save_timeout_seconds=checkpoint.save_timeout_seconds,
+        accumulation_save=checkpoint.accumulation_save,
+        max_failed_saves=checkpoint.max_failed_saves,
         retention=Retention(
             keep_last=checkpoint.retention.keep_last,
             keep_every_steps=checkpoint.retention.keep_every_steps or 0,

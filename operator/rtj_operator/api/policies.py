@@ -2,14 +2,16 @@
 
 from enum import StrEnum
 
-from trainer_sidecar.contract.plan import WhenBusy
+from trainer_sidecar.contract.plan import AccumulationSave, OnVerificationFailure, WhenBusy
 
 __all__ = [
+    "AccumulationSave",
     "CompatibilityStatus",
     "DeletionPolicy",
     "GangPolicy",
     "IntervalPolicy",
     "Medium",
+    "OnFingerprintChange",
     "OnVerificationFailure",
     "Phase",
     "RestartAction",
@@ -31,11 +33,12 @@ class Medium(StrEnum):
     DISK = "Disk"
 
 
-class OnVerificationFailure(StrEnum):
-    """What follows when the steps after a resume do not match the witness."""
+class OnFingerprintChange(StrEnum):
+    """What a changed fingerprint means for a resume."""
 
-    FALL_BACK = "FallBack"
-    WARN = "Warn"
+    ACCEPT = "Accept"
+    ASK = "Ask"
+    REFUSE = "Refuse"
 
 
 class CompatibilityStatus(StrEnum):

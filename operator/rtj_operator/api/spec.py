@@ -14,6 +14,7 @@ from rtj_operator.api.policies import (
     CompatibilityStatus,
     DeletionPolicy,
     GangPolicy,
+    OnFingerprintChange,
     OnVerificationFailure,
     RestartAction,
 )
@@ -135,6 +136,16 @@ class CompatibilityEntry(SpecModel):
     """verified: allowed. blocked_until_drill_passes: refused until a drill of this transition has passed."""
 
 
+class FingerprintRule(SpecModel):
+    """What a change of some fingerprints means for a resume. The first rule that matches decides."""
+
+    field: str = Field(min_length=1, max_length=256)
+    """Name of a fingerprint, or a shell-like pattern: training.lr, training.*, model.*dropout*."""
+    on_change: OnFingerprintChange
+    """Accept: the resume goes on and its report shows the change. Ask: it waits for consent (Accept here, or accept= in
+    the script). Refuse: it is refused, whatever the script accepts."""
+
+
 class Verification(SpecModel):
     """Comparison of the first steps after a resume with those recorded after the save."""
 
@@ -143,7 +154,8 @@ class Verification(SpecModel):
     loss_tolerance: Fraction = "0.05"
     """Largest relative difference of the loss, as text ("0.05")."""
     on_failure: OnVerificationFailure = OnVerificationFailure.FALL_BACK
-    """FallBack: the checkpoint is quarantined and the one before it is used. Warn: only said."""
+    """FallBack: when losses differ from those seen after the save, on the same mesh, the checkpoint is quarantined and
+    the one before it is used. Warn: only said; on another mesh it is never more than that."""
 
 
 class RestartRule(SpecModel):
@@ -275,8 +287,11 @@ class JobSpec(SpecModel):
     listed as blocked; any other is refused unless it is listed as verified; a change of the ZeRO stage is always
     refused."""
     fingerprints: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(default=None, max_length=32)
-    """Digests of what the checkpoint depends on (tokenizer, datasetManifest, ...). A resume with other values is
-    refused."""
+    """Digests of what the checkpoint depends on (tokenizer, datasetManifest, ...), as the platform knows them. They are
+    saved with every checkpoint; a resume with other values, or a script that finds other ones, is refused."""
+    fingerprint_rules: list[FingerprintRule] | None = Field(default=None, max_length=64)
+    """What changed fingerprints mean, before the library's own rules: code and packages may change, training settings
+    need consent, model, tokenizer and data must not change."""
     checkpoint: Checkpoint
     """Saving and resuming."""
     verification: Verification = Verification()

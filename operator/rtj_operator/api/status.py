@@ -283,6 +283,8 @@ class ResumeStatus(ApiModel):
     """Checks made."""
     failed_checks: list[str] = Field(default_factory=list, max_length=32)
     """Names of those that failed."""
+    changed: list[str] = Field(default_factory=list, max_length=32)
+    """Fingerprints that had changed and were accepted, each with its class and both values."""
 
 
 class JobStatus(ApiModel):

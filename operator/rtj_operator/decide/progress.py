@@ -25,7 +25,7 @@ from rtj_operator.decide.actions import Event
 from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
 from rtj_operator.text import count, printable
-from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.status import CommittedStatus, PhaseTimes, SidecarStatus, TrainerState
 
 PROGRESS_SECONDS = 60.0
@@ -198,6 +198,7 @@ def _with_resume(status: JobStatus, seen: SidecarStatus) -> JobStatus:
         resharded=report.resharded,
         checks=len(report.checks),
         failed_checks=[printable(c.name[:128]) for c in report.checks if not c.passed][:32],
+        changed=[_changed(c) for c in report.checks if c.passed and c.name.startswith("fingerprint ")][:32],
     )
     first = status.resume is None or status.resume.attempt != attempt.number
     return status.model_copy(
@@ -215,6 +216,11 @@ def _with_report(counters: Counters, report: ResumeReport) -> Counters:
             "reprocessed_samples": count(counters.reprocessed_samples + report.reprocessed_samples),
         }
     )
+
+
+def _changed(check: Check) -> str:
+    said = f"{check.name.removeprefix('fingerprint ')} ({check.detail}): {check.expected} -> {check.found}"
+    return printable(said)[:256]
 
 
 def _with_seconds(status: JobStatus, phases: PhaseTimes) -> JobStatus:

@@ -1,0 +1,154 @@
+"""What the last look at each job read, for the only decision that may be made from memory: that nothing is to be done.
+
+A job that trains is looked at every few seconds, and most looks find nothing. Those cost no request to the API server:
+the sidecar is asked, and `decide` judges with what was read before. As soon as it wants anything more than to show what
+the sidecar said, everything is read afresh and decided again. A watch event of a version that is not known here makes
+the memory of that job stale, and so does a difference that a sweep finds.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rtj_operator.decide.observed import JobView, PodView
+from rtj_operator.kube import Object
+from rtj_operator.prepared import Prepared
+from rtj_operator.queue import Key
+from trainer_sidecar.contract.plan import Order
+
+Versions = Mapping[str, str]
+"""resourceVersion by uid: of the job, its Jobs and its pods."""
+
+
+@dataclass
+class Entry:
+    """One job as it was read. Only a calm one keeps more than its versions."""
+
+    versions: dict[str, str]
+    raw: Object | None = None
+    jobs: tuple[JobView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    """Without their sidecars' answers."""
+    prepared: Prepared | None = None
+    """Made of `raw` at the first glance."""
+
+
+def entry_of(
+    raw: Object, jobs: tuple[JobView, ...], pods: tuple[PodView, ...], versions: dict[str, str]
+) -> Entry:
+    """The entry of a job that was read: whole when it is calm."""
+    if not is_calm(raw, jobs, pods):
+        return Entry(versions)
+    return Entry(versions, without_managers(raw), jobs, pods)
+
+
+def without_managers(raw: Object) -> Object:
+    """The object without the longest part of its metadata, which nobody reads."""
+    meta = {k: v for k, v in raw["metadata"].items() if k != "managedFields"}
+    return {**raw, "metadata": meta}
+
+
+def version_of(body: Object) -> dict[str, str]:
+    """An object's uid and resourceVersion."""
+    meta = body["metadata"]
+    return {meta["uid"]: meta.get("resourceVersion", "")}
+
+
+@dataclass
+class Memory:
+    """Entries by key. One event loop owns it."""
+
+    _entries: dict[Key, Entry] = field(default_factory=dict)
+    _stale: set[Key] = field(default_factory=set)
+    _calm: int = 0
+    _held: dict[Key, list[Object]] = field(default_factory=dict)
+    """What watches saw while this process was writing: its own write may come back before the answer does."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def calm(self, key: Key) -> Entry | None:
+        """What a glance may judge by; None: everything has to be read."""
+        entry = self._entries.get(key)
+        return entry if entry is not None and entry.raw is not None and key not in self._stale else None
+
+    @property
+    def calm_jobs(self) -> int:
+        """How many jobs are only glanced at."""
+        return self._calm
+
+    def changed(self, key: Key, body: Object) -> bool:
+        """A watch saw `body`. True, and the memory is stale, unless exactly that version was read or written here."""
+        entry = self._entries.get(key)
+        if (
+            entry is not None
+            and key not in self._stale
+            and version_of(body).items() <= entry.versions.items()
+        ):
+            return False
+        self.stale(key)
+        return True
+
+    def writing(self, key: Key) -> None:
+        """A write of the job itself begins; `written` must follow."""
+        self._held[key] = []
+
+    def written(self, key: Key, body: Object | None) -> bool:
+        """The write has ended: the object as it is now, or None when that is not known. False when it is stale."""
+        held, entry = self._held.pop(key, []), self._entries.get(key)
+        if body is None or entry is None:
+            self.stale(key)
+            return False
+        entry.versions |= version_of(body)
+        return not any(self.changed(key, seen) for seen in held)
+
+    def differs(self, key: Key, versions: Versions) -> bool | None:
+        """Whether a sweep saw something else than what is remembered; None when nothing is."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.versions != versions
+
+    def stale(self, key: Key) -> None:
+        """The next look at this job reads everything."""
+        self._stale.add(key)
+
+    def begin(self, key: Key) -> None:
+        """Everything is about to be read: what changes from now on makes it stale again."""
+        self._stale.discard(key)
+        self.forget(key)
+
+    def remember(self, key: Key, entry: Entry) -> None:
+        """Keep what was read, unless something has changed meanwhile."""
+        if key in self._stale:
+            return
+        self.forget(key)
+        self._entries[key] = entry
+        self._calm += entry.raw is not None
+
+    def forget(self, key: Key) -> None:
+        """The job is gone, or about to be read."""
+        entry = self._entries.pop(key, None)
+        self._calm -= entry is not None and entry.raw is not None
+
+    def drop_others(self, keys: Iterable[Key]) -> None:
+        """Jobs that a sweep did not find any more are forgotten."""
+        for key in set(self._entries) - set(keys):
+            self.forget(key)
+
+
+def is_calm(raw: Object, jobs: tuple[JobView, ...], pods: tuple[PodView, ...]) -> bool:
+    """It trains on all the nodes asked for, in one placement whose pods are all as they should be."""
+    status = raw.get("status") or {}
+    placement, attempt = status.get("placement") or {}, status.get("attempt") or {}
+    number, size, epoch = placement.get("number"), placement.get("nodes"), attempt.get("epoch")
+    if "deletionTimestamp" in raw["metadata"] or status.get("phase") != "Running" or epoch is None:
+        return False
+    if size != placement.get("wantedNodes") or len(jobs) != 1 or len(pods) != size:
+        return False
+    job = jobs[0]
+    sound = job.placement == number and not (job.suspended or job.deleting or job.failed or job.complete)
+    return sound and all(p.placement == number and _is_calm(p, epoch) for p in pods)
+
+
+def _is_calm(pod: PodView, epoch: int) -> bool:
+    plan = pod.plan
+    obeys = plan is not None and plan.epoch == epoch and plan.order is Order.RUN
+    return obeys and pod.up and pod.ready and not (pod.disruption or pod.evicted or pod.node_lost)

@@ -1,0 +1,67 @@
+"""All jobs, Jobs and pods, page by page: what a start begins from, and a net below the watches once a minute.
+
+Its cost is a few pages for any number of jobs, where a look at each would be three requests. Nothing is decided here:
+jobs that differ from what is remembered, or of which nothing is, are named for a look.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
+from rtj_operator.decide.observed import JobView, PodView
+from rtj_operator.kube import JOBS, PODS, RTJ, Kube, Object
+from rtj_operator.observe import Graves, bare_view
+from rtj_operator.podview import job_view
+from rtj_operator.queue import Key
+from rtj_operator.remembered import Memory, entry_of, version_of
+
+
+class _Owned:
+    """What belongs to each job, by its uid."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, dict[str, str]] = defaultdict(dict)
+        self.jobs: dict[str, list[JobView]] = defaultdict(list)
+        self.pods: dict[str, list[PodView]] = defaultdict(list)
+
+    def add(self, body: Object, *, pod: bool, view: bool) -> None:
+        uid = (body["metadata"].get("labels") or {}).get(LABEL_UID)
+        if uid is None:
+            return
+        self.versions[uid] |= version_of(body)
+        if not view:
+            return
+        if pod and (seen := bare_view(body)) is not None:
+            self.pods[uid].append(seen)
+        elif not pod and (job := job_view(body, LABEL_PLACEMENT)) is not None:
+            self.jobs[uid].append(job)
+
+
+async def sweep(kube: Kube, namespaces: Sequence[str], memory: Memory, graves: Graves) -> list[Key]:
+    """The keys of jobs that need a look. Raises KubeError."""
+    first = not memory
+    owned, known, due = _Owned(), set(), []
+    for namespace in namespaces or (None,):
+        for kind in (JOBS, PODS):
+            async for page in kube.pages(kind, namespace, labels=LABEL_JOB):
+                for body in page:
+                    owned.add(body, pod=kind is PODS, view=first)
+        async for page in kube.pages(RTJ, namespace):
+            for raw in page:
+                key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+                known.add(key)
+                if _due(key, raw, owned, memory, graves):
+                    due.append(key)
+    memory.drop_others(known)
+    return due
+
+
+def _due(key: Key, raw: Object, owned: _Owned, memory: Memory, graves: Graves) -> bool:
+    uid = raw["metadata"]["uid"]
+    versions = {**owned.versions[uid], **version_of(raw)}
+    differs = memory.differs(key, versions)
+    if differs is None and not graves.of(uid):
+        memory.remember(key, entry_of(raw, tuple(owned.jobs[uid]), tuple(owned.pods[uid]), versions))
+    elif differs:
+        memory.stale(key)
+    return differs is not False
