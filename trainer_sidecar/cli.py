@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from trainer_sidecar.commands import checkpoints, gc, journal, plan, run, store
+from trainer_sidecar.commands import checkpoints, export, gc, journal, plan, run, store
 
 EXIT_USAGE = 2
 EXIT_STORE = 69
@@ -27,6 +27,7 @@ examples:
   rtj plan -f job.yaml
   rtj checkpoints list --store file:///data/ckpt --run-id train
   rtj checkpoints verify --deep --store s3://bucket/team-a --namespace ml --run-id sft
+  rtj export --format hf --config ./base-model --to ./sft --store s3://bucket/team-a --namespace ml --run-id sft
   rtj gc --dry-run --store s3://bucket/team-a --namespace ml --run-id sft
   rtj store probe --store s3://bucket/team-a --endpoint https://s3.example.com
 """
@@ -41,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, plan, checkpoints, journal, gc, store):
+    for command in (run, plan, checkpoints, export, journal, gc, store):
         command.add(subcommands)
     return parser
 

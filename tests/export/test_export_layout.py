@@ -1,0 +1,113 @@
+"""However a tensor was sharded, its export holds each element in its place; found by random shapes and cuts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from trainer_sidecar.contract.journal import ObjectRef
+from trainer_sidecar.export import safetensors_file
+from trainer_sidecar.export.source import Slice, Stored, blocks
+from trainer_sidecar.store.deep import HashedFile
+
+FILE = HashedFile("shard", "leaves", 0, "", ObjectRef(size=0, sha256=""))
+
+
+class Bytes:
+    """A source whose one file is in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, file: HashedFile, offset: int, length: int) -> memoryview:
+        return memoryview(self.data)[offset : offset + length]
+
+
+@st.composite
+def sharded(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """A tensor of 0 to 4 dimensions, and blocks that make it up: each dimension is cut at random places."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+    dtype = draw(st.sampled_from([np.uint8, np.float16, np.int64]))
+    tensor = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
+    edges = []
+    for size in shape:
+        cuts = draw(st.sets(st.integers(0, size), max_size=2))
+        edges.append(sorted({0, size, *cuts}))
+    places: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), ())]
+    for marks in edges:
+        parts = list(itertools.pairwise(marks)) or [(0, 0)]
+        places = [((*at, a), (*size, b - a)) for at, size in places for a, b in parts]
+    return tensor, draw(st.permutations(places))
+
+
+def stored(tensor: np.ndarray[Any, Any], places: Any, data: bytearray, name: str) -> Stored:
+    """The tensor with its blocks' bytes appended to the file."""
+    slices = []
+    for start, size in places:
+        block = tensor[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
+        slices.append(Slice(FILE, len(data), block.nbytes, start, size))
+        data += block.tobytes()
+    return Stored(name, str(tensor.dtype), tensor.shape, tuple(slices))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(sharded(), min_size=1, max_size=3), st.sampled_from([1, 7, 64]))
+def test_whatever_the_cuts_the_file_holds_the_tensors(cases: list[Any], limit: int) -> None:
+    data = bytearray(b"in front")
+    tensors = {f"t{i}": stored(tensor, places, data, f"t{i}") for i, (tensor, places) in enumerate(cases)}
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_file, "BLOCK_BYTES", limit)
+        (shard,) = safetensors_file.plan(tensors, "tensors", 10**9)
+        counted: list[int] = []
+        path = safetensors_file.write(
+            Bytes(bytes(data)),  # type: ignore[arg-type]
+            shard,
+            Path(folder),
+            {"step": "7"},
+            parallel=2,
+            progress=counted.append,
+        )
+        found = load_file(path)
+    for i, (tensor, _) in enumerate(cases):
+        assert found[f"t{i}"].dtype == tensor.dtype
+        assert np.array_equal(found[f"t{i}"], tensor)
+    assert sum(counted) == sum(t.bytes for t in tensors.values())
+
+
+def test_a_slice_is_cut_into_runs_that_hold_the_limit_and_nothing_is_left_out() -> None:
+    piece = Slice(FILE, 100, 4 * 6 * 10 * 4, (2, 0, 5), (4, 6, 10))
+    runs = list(blocks(piece, 4, 130))
+    assert max(b.length for b in runs) <= 130
+    assert [b.offset for b in runs] == [100 + sum(b.length for b in runs[:i]) for i in range(len(runs))]
+    assert sum(b.length for b in runs) == piece.length
+    assert runs[0].start == (2, 0, 5)
+    assert runs[-1].start == (5, 3, 5)
+
+
+def test_files_hold_the_limit_and_the_index_names_all_of_them() -> None:
+    data = bytearray()
+    tensor = np.zeros((10, 10), np.float16)
+    tensors = {n: stored(tensor, [((0, 0), (10, 10))], data, n) for n in "abcde"}
+    shards = safetensors_file.plan(tensors, "model", 450)
+    assert [list(s.tensors) for s in shards] == [["a", "b"], ["c", "d"], ["e"]]
+    assert shards[0].file == "model-00001-of-00003.safetensors"
+    index = safetensors_file.index_of(shards)
+    assert index["metadata"]["total_size"] == 1000
+    assert json.dumps(index["weight_map"])
+    assert index["weight_map"]["e"] == "model-00003-of-00003.safetensors"
+
+
+def test_a_dtype_that_the_format_lacks_is_refused_by_name() -> None:
+    odd = Stored("model/phase", "complex64", (1,), ())
+    with pytest.raises(ValueError, match="phase has dtype complex64"):
+        safetensors_file.plan({"phase": odd}, "model", 10)
