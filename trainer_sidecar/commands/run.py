@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_sidecar.commands.store_options import add_store_options, positive
-from trainer_sidecar.contract.plan import CheckpointPolicy, Retention, VerificationPolicy
+from trainer_sidecar.contract.plan import (
+    AccumulationSave,
+    CheckpointPolicy,
+    FingerprintPolicy,
+    OnVerificationFailure,
+    Retention,
+    VerificationPolicy,
+)
 
 if TYPE_CHECKING:
     from rtj_operator.api.effective import EffectiveSpec
@@ -92,6 +99,29 @@ def _add_policy(group: "argparse._ArgumentGroup") -> None:
         help="the first checkpoint of every N steps stays as well (default 0: off)",
     )
     group.add_argument(
+        "--accumulation-save",
+        choices=[mode.value for mode in AccumulationSave],
+        help="what a save inside an accumulation window holds (default boundary: none there)",
+    )
+    group.add_argument(
+        "--max-failed-saves",
+        type=int,
+        metavar="N",
+        help="failed saves in a row that end an attempt, the store's outages apart (default 5, 0: off)",
+    )
+    group.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="resume although these fingerprints have changed, as in training.* (may be given again)",
+    )
+    group.add_argument(
+        "--on-verification-failure",
+        choices=[choice.value for choice in OnVerificationFailure],
+        help="when losses after a resume differ from those before (default FallBack)",
+    )
+    group.add_argument(
         "--max-restarts",
         type=int,
         default=3,
@@ -162,7 +192,8 @@ def settings_of(args: argparse.Namespace) -> "RunSettings":
         store_endpoint=args.endpoint or (job.store.endpoint if job and not args.store else None),
         store_region=args.region or (job.store.region if job and not args.store else None),
         checkpoint=_checkpoint(args, job.checkpoint if job else CheckpointPolicy()),
-        verification=job.verification if job else VerificationPolicy(),
+        verification=_verification(args, job),
+        fingerprints=_fingerprints(args, job),
         max_restarts=args.max_restarts,
         backoff_seconds=args.backoff_seconds,
         hang_timeout=args.hang_timeout,
@@ -226,8 +257,20 @@ def _checkpoint(args: argparse.Namespace, policy: CheckpointPolicy) -> Checkpoin
         )
     kept = {"keep_last": args.keep_last, "keep_every_steps": args.keep_every_steps}
     retention = _given_over((policy.retention or Retention()).model_dump(), kept)
-    given = {"interval_steps": args.interval_steps, "interval_seconds": args.interval_seconds}
+    names = ("interval_steps", "interval_seconds", "accumulation_save", "max_failed_saves")
+    given = {name: getattr(args, name) for name in names}
     return CheckpointPolicy(**{**_given_over(policy.model_dump(), given), "retention": retention})
+
+
+def _verification(args: argparse.Namespace, job: "EffectiveSpec | None") -> VerificationPolicy:
+    policy = job.verification if job else VerificationPolicy(on_failure=OnVerificationFailure.FALL_BACK)
+    given = {"on_failure": args.on_verification_failure}
+    return VerificationPolicy(**_given_over(policy.model_dump(), given))
+
+
+def _fingerprints(args: argparse.Namespace, job: "EffectiveSpec | None") -> FingerprintPolicy:
+    policy = job.fingerprints if job else FingerprintPolicy()
+    return policy.model_copy(update={"accept": [*policy.accept, *args.accept]})
 
 
 def _given_over(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

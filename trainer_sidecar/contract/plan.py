@@ -98,6 +98,8 @@ class FingerprintClass(StrEnum):
 class FingerprintPolicy(Document):
     """Rules for changed fingerprints, beside the library's own. Patterns are shell-like (`training.*`)."""
 
+    declared: dict[str, str] = Field(default_factory=dict)
+    """Fingerprints that the platform knows; they are saved, and a script that finds other ones is refused."""
     classes: dict[str, FingerprintClass] = Field(default_factory=dict)
     """Pattern to class; the first that matches decides, before the library's rules."""
     accept: list[str] = Field(default_factory=list)

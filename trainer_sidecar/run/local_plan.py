@@ -11,7 +11,7 @@ from rtj_operator.api.spec import CompatibilityEntry
 from rtj_operator.mesh import MeshSpec, Refusal, plan_size
 from trainer_sidecar.contract.journal import Attempt, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.contract.plan import CheckpointPolicy, Endpoint, Plan, VerificationPolicy
+from trainer_sidecar.contract.plan import CheckpointPolicy, Endpoint, FingerprintPolicy, Plan, VerificationPolicy
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.forks import Fork
 
@@ -86,6 +86,7 @@ class RunSettings:
     store_region: str | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     verification: VerificationPolicy = field(default_factory=VerificationPolicy)
+    fingerprints: FingerprintPolicy = field(default_factory=FingerprintPolicy)
     max_restarts: int = 3
     backoff_seconds: float = 5.0
     max_backoff_seconds: float = 300.0
@@ -144,4 +145,5 @@ def plan_for(settings: RunSettings, entry: Attempt, status_port: int, lineage: l
         lineage=lineage[:10],
         checkpoint=settings.checkpoint,
         verification=settings.verification,
+        fingerprints=settings.fingerprints,
     )

@@ -35,6 +35,10 @@ class Fenced(TrainingLibraryError):
     """A newer attempt exists: this one may not commit any more and stops."""
 
 
+STORE_AWAY = "StoreUnavailable"
+"""Stands in the reason of a save that failed only because the store did not answer in time."""
+
+
 class StagingFailed(TrainingLibraryError):
     """This rank could not stage its part of a save."""
 

@@ -67,7 +67,8 @@ class Difference:
         said = f"fingerprint {self.name}: {self.saved} in the checkpoint, {self.now} in this run ({self.kind}"
         if self.accepted:
             return f"{said}, given)"
-        hint = f': accept=["{self.name}"] gives it' if self.kind is _CONSENT else ""
+        ways = "fingerprintRules of the job, --accept of rtj run, or accept= of the session"
+        hint = f": {ways} may give it" if self.kind is _CONSENT else ""
         return f"{said}{hint})"
 
     def check(self) -> Check:
@@ -90,23 +91,33 @@ def differences(
 ) -> list[Difference]:
     """Every fingerprint that differs, those that stop a resume first. `accept` are patterns that give consent."""
     policy = policy or FingerprintPolicy()
-    rules = (*policy.classes.items(), *DEFAULT_RULES)
     given = (*policy.accept, *accept)
     found = []
     for name in sorted(saved.keys() | now.keys()):
         old, new = saved.get(name, _ABSENT), now.get(name, _ABSENT)
         if old == new or _told_by_fields(name, saved, now):
             continue
-        kind = _kind(name, rules)
-        if name not in saved or name not in now:
+        ruled = _ruled(name, policy.classes.items())
+        kind = ruled or _ruled(name, DEFAULT_RULES) or _REFUSED
+        if ruled is None and (name not in saved or name not in now):
             kind = _one_sided(name, kind, saved)
         accepted = kind is _CONSENT and any(fnmatchcase(name, pattern) for pattern in given)
         found.append(Difference(name, old, new, kind, accepted))
     return sorted(found, key=lambda d: not d.stops)
 
 
-def _kind(name: str, rules: Iterable[tuple[str, FingerprintClass]]) -> FingerprintClass:
-    return next((kind for pattern, kind in rules if fnmatchcase(name, pattern)), _REFUSED)
+def declared_differences(found: Mapping[str, str], declared: Mapping[str, str]) -> list[str]:
+    """Fingerprints that the script found otherwise than the job's spec declares them."""
+    return [
+        f"fingerprint {name}: {value} in the job's spec, {found[name]} as the script finds it: correct "
+        "spec.fingerprints, or what the image reads"
+        for name, value in sorted(declared.items())
+        if found.get(name, value) != value
+    ]
+
+
+def _ruled(name: str, rules: Iterable[tuple[str, FingerprintClass]]) -> FingerprintClass | None:
+    return next((kind for pattern, kind in rules if fnmatchcase(name, pattern)), None)
 
 
 def _part(name: str) -> str:

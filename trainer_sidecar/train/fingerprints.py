@@ -16,9 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer_sidecar.contract.plan import FingerprintPolicy
 from trainer_sidecar.train import fingerprint_content as content
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.code_version import code_version
+from trainer_sidecar.train.errors import ResumeRefused
+from trainer_sidecar.train.fingerprint_policy import declared_differences
 
 MAX_VALUE = 200
 """Characters; longer values are replaced by their digest."""
@@ -84,6 +87,14 @@ def same_on_all(agreement: Agreement, rank: int, own: Mapping[str, str]) -> dict
     if different:
         raise ValueError(f"rank {rank} has other fingerprints than rank 0: {'; '.join(different[:10])}")
     return told
+
+
+def with_declared(found: Mapping[str, str], policy: FingerprintPolicy) -> dict[str, str]:
+    """`found` and what the plan declares. Raises ResumeRefused where the script finds something else."""
+    differences = declared_differences(found, policy.declared)
+    if differences:
+        raise ResumeRefused(differences)
+    return {**policy.declared, **found}
 
 
 def config_fields(config: Any, what: str) -> dict[str, str]:

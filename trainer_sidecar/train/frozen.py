@@ -26,7 +26,7 @@ from trainer_sidecar.train import state_digest
 from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.environment import Environment
-from trainer_sidecar.train.errors import StagingFailed
+from trainer_sidecar.train.errors import STORE_AWAY, StagingFailed
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import allocate, as_bytes, open_to_all, sources_of
 
@@ -148,8 +148,8 @@ class FrozenWeights:
                 raise StagingFailed(f"frozen weights of rank {rank} are not kept: {reply.refused}")
             if time.monotonic() > deadline:
                 raise StagingFailed(
-                    f"frozen weights of rank {rank} ({plan.size} bytes) are not in the store within the save's time: "
-                    "raise checkpoint.saveTimeoutSeconds for the first save, or see the store"
+                    f"{STORE_AWAY}: frozen weights of rank {rank} ({plan.size} bytes) are not in the store within the "
+                    "save's time: raise checkpoint.saveTimeoutSeconds for the first save, or see the store"
                 )
             if not reply.known:
                 client.tell(request)

@@ -153,6 +153,17 @@ class SavePolicy:
         if committed:
             self._committed = save.step, save.micro
         self._evidence.save_ended(save.checkpoint_id, committed)
+        self._give_in()
+
+    def _give_in(self) -> None:
+        """Training on without commits loses more with every step: a new attempt begins at the newest one."""
+        limit, failed = self._env.plan.checkpoint.max_failed_saves, self._saves.failures_in_row
+        if limit and failed >= limit:
+            raise SaveFailed(
+                f"{failed} saves in a row failed, checkpoint.maxFailedSaves is {limit}: this attempt ends so that the "
+                f"next one goes on from the newest commit, {self.place}; the last one failed because "
+                f"{self._saves.last_failure}"
+            )
 
     def _begin(self, reason: SaveReason) -> None:
         first, speaks = self._env.rank == 0, self._state.places.speaks

@@ -25,7 +25,7 @@ from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.digest import add, to_hex
 from trainer_sidecar.train.environment import Environment
-from trainer_sidecar.train.errors import Fenced, SidecarRefused, StagingFailed
+from trainer_sidecar.train.errors import STORE_AWAY, Fenced, SidecarRefused, StagingFailed
 from trainer_sidecar.train.frozen import FrozenWeights, Look, look, split
 from trainer_sidecar.train.gradients import is_gradient
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
@@ -42,6 +42,8 @@ class Code(IntEnum):
     COMMITTED = 1
     FAILED = 2
     FENCED = 3
+    STORE_AWAY = 4
+    """Failed because the store was away: another attempt would not fare better."""
 
 
 _CODES = {
@@ -249,6 +251,8 @@ class Saves:
             reply = self._env.client.ask(m.AskSave(save_id=save.save_id), m.SaveReply)
             if reply.outcome in _CODES:
                 save.code, save.detail = _CODES[reply.outcome], reply.detail
+                if save.code is Code.FAILED and STORE_AWAY in save.detail:
+                    save.code = Code.STORE_AWAY
                 self.last_save_seconds = time.monotonic() - save.began
                 return
             if reply.outcome is not SaveOutcome.UNKNOWN:
@@ -287,7 +291,7 @@ class Saves:
         if code == Code.COMMITTED:
             self.committed_step, self._parent, self.failures_in_row = save.step, save.checkpoint_id, 0
         else:
-            self.failures_in_row += 1
+            self.failures_in_row += code != Code.STORE_AWAY
             self._frozen.save_failed()
             self.last_failure = save.detail or "see rank 0's log"
             log.warning(

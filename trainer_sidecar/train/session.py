@@ -38,7 +38,7 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed
-from trainer_sidecar.train.fingerprints import same_on_all
+from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ledger import Ledger
 from trainer_sidecar.train.loading import OrderedBatches, iterate, make_loader
@@ -71,6 +71,7 @@ class Session:
             planner = Planner(env.rank, env.world_size)
             self._agreement = Agreement(env.world_size, env.control)
             clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
+            clockwork.fingerprints = with_declared(clockwork.fingerprints, plan.fingerprints)
             meet_stages(self._agreement, state, fresh=plan.restore is None)
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
