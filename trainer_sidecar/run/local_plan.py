@@ -11,7 +11,13 @@ from rtj_operator.api.spec import CompatibilityEntry
 from rtj_operator.mesh import MeshSpec, Refusal, plan_size
 from trainer_sidecar.contract.journal import Attempt, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.contract.plan import CheckpointPolicy, Endpoint, FingerprintPolicy, Plan, VerificationPolicy
+from trainer_sidecar.contract.plan import (
+    CheckpointPolicy,
+    Endpoint,
+    FingerprintPolicy,
+    Plan,
+    VerificationPolicy,
+)
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.forks import Fork
 

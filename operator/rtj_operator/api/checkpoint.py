@@ -133,14 +133,6 @@ class Checkpoint(SpecModel):
     max_failed_saves: int = Field(default=5, ge=0, le=1000)
     """So many saves in a row that failed for a reason that a new attempt may cure (replicas that drifted apart,
     staging) end the attempt; the next one starts from the newest commit. A store that is away never counts. 0: off."""
-    accumulation_save: AccumulationSave = AccumulationSave.BOUNDARY
-    """What a save in the middle of gradient accumulation holds. boundary: saves wait for the window's end; when pods
-    must go sooner, the window's start is saved and the window runs again. reduced: the gradients so far, reduced; any
-    mesh goes on (1e-6). raw: each rank's own gradients; the same mesh goes on bit for bit, at up to one model of
-    gradients per rank and save."""
-    max_failed_saves: int = Field(default=5, ge=0, le=1000)
-    """So many saves in a row that failed for a reason that a new attempt may cure (replicas that drifted apart,
-    staging) end the attempt; the next one starts from the newest commit. A store that is away never counts. 0: off."""
     staging: Staging = Staging()
     """Shared volume of trainer and sidecar."""
     retention: Retention = Retention()

@@ -144,20 +144,6 @@ def _fingerprints(spec: JobSpec) -> FingerprintPolicy:
     )
 
 
-def _fingerprints(spec: JobSpec) -> FingerprintPolicy:
-    """Consent makes a change one that needs it and has it: it is shown, and not taken for harmless."""
-    classes = {OnFingerprintChange.REFUSE: FingerprintClass.REFUSED}
-    rules = spec.fingerprint_rules or []
-    first: dict[str, OnFingerprintChange] = {}
-    for rule in rules:
-        first.setdefault(rule.field, rule.on_change)
-    return FingerprintPolicy(
-        declared=dict(spec.fingerprints or {}),
-        classes={name: classes.get(said, FingerprintClass.CONSENT) for name, said in first.items()},
-        accept=[name for name, said in first.items() if said is OnFingerprintChange.ACCEPT],
-    )
-
-
 def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
     checkpoint = spec.checkpoint
     return CheckpointPolicy(
@@ -165,8 +151,6 @@ def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
         interval_seconds=checkpoint.interval_seconds,
         when_busy=checkpoint.when_busy,
         save_timeout_seconds=checkpoint.save_timeout_seconds,
-        accumulation_save=checkpoint.accumulation_save,
-        max_failed_saves=checkpoint.max_failed_saves,
         accumulation_save=checkpoint.accumulation_save,
         max_failed_saves=checkpoint.max_failed_saves,
         retention=Retention(

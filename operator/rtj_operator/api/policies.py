@@ -6,13 +6,11 @@ from trainer_sidecar.contract.plan import AccumulationSave, OnVerificationFailur
 
 __all__ = [
     "AccumulationSave",
-    "AccumulationSave",
     "CompatibilityStatus",
     "DeletionPolicy",
     "GangPolicy",
     "IntervalPolicy",
     "Medium",
-    "OnFingerprintChange",
     "OnFingerprintChange",
     "OnVerificationFailure",
     "Phase",

@@ -146,16 +146,6 @@ class FingerprintRule(SpecModel):
     the script). Refuse: it is refused, whatever the script accepts."""
 
 
-class FingerprintRule(SpecModel):
-    """What a change of some fingerprints means for a resume. The first rule that matches decides."""
-
-    field: str = Field(min_length=1, max_length=256)
-    """Name of a fingerprint, or a shell-like pattern: training.lr, training.*, model.*dropout*."""
-    on_change: OnFingerprintChange
-    """Accept: the resume goes on and its report shows the change. Ask: it waits for consent (Accept here, or accept= in
-    the script). Refuse: it is refused, whatever the script accepts."""
-
-
 class Verification(SpecModel):
     """Comparison of the first steps after a resume with those recorded after the save."""
 

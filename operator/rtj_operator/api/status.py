@@ -285,8 +285,6 @@ class ResumeStatus(ApiModel):
     """Names of those that failed."""
     changed: list[str] = Field(default_factory=list, max_length=32)
     """Fingerprints that had changed and were accepted, each with its class and both values."""
-    changed: list[str] = Field(default_factory=list, max_length=32)
-    """Fingerprints that had changed and were accepted, each with its class and both values."""
 
 
 class JobStatus(ApiModel):

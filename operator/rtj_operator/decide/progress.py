@@ -199,7 +199,6 @@ def _with_resume(status: JobStatus, seen: SidecarStatus) -> JobStatus:
         checks=len(report.checks),
         failed_checks=[printable(c.name[:128]) for c in report.checks if not c.passed][:32],
         changed=[_changed(c) for c in report.checks if c.passed and c.name.startswith("fingerprint ")][:32],
-        changed=[_changed(c) for c in report.checks if c.passed and c.name.startswith("fingerprint ")][:32],
     )
     first = status.resume is None or status.resume.attempt != attempt.number
     return status.model_copy(
@@ -217,11 +216,6 @@ def _with_report(counters: Counters, report: ResumeReport) -> Counters:
             "reprocessed_samples": count(counters.reprocessed_samples + report.reprocessed_samples),
         }
     )
-
-
-def _changed(check: Check) -> str:
-    said = f"{check.name.removeprefix('fingerprint ')} ({check.detail}): {check.expected} -> {check.found}"
-    return printable(said)[:256]
 
 
 def _changed(check: Check) -> str:
