@@ -220,7 +220,6 @@ class Applier:
             keep=action.keep,
             bad=action.bad,
             grace_seconds=_grace(subject),
-            grace_seconds=_grace(subject),
         )
         started = time.monotonic()
         async with self._turns.away() if self._turns else nullcontext():
@@ -286,11 +285,6 @@ class Applier:
                 await act(name, uid)
 
         await asyncio.gather(*(bounded(name, uid) for name, uid in pods))
-
-
-def _grace(subject: Subject) -> float | None:
-    placement = subject.status.placement
-    return float(placement.grace_seconds) if placement is not None and placement.grace_seconds else None
 
 
 def _grace(subject: Subject) -> float | None:

@@ -92,8 +92,6 @@ class FenceOrder:
     """What the attempt before found wrong with its restore point."""
     grace_seconds: float | None = None
     """Of the placement's pods: what ranks may take from an order to their end."""
-    grace_seconds: float | None = None
-    """Of the placement's pods: what ranks may take from an order to their end."""
 
 
 @dataclass(frozen=True)
