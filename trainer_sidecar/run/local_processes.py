@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer_sidecar import launch
@@ -25,6 +26,8 @@ _DIE_WITH_PARENT = (
 SIDECAR_START_SECONDS = 60.0
 FLUSH_SECONDS = 120.0
 """Time for the sidecar to end after its trainer: it finishes what is sealed."""
+STOP_SECONDS = 10.0
+"""For what has nothing left to do, or when nobody wants to wait."""
 MAX_SIDECAR_STARTS = 10
 
 
@@ -74,24 +77,38 @@ class LocalProcesses:
         """Exit code of the launcher, None while it runs."""
         return self.launcher.poll() if self.launcher else None
 
-    def stop(self) -> None:
-        """End both: the launcher first (it kills its ranks), then the sidecar, which finishes what is sealed."""
-        for process, seconds in ((self.launcher, 10.0), (self.sidecar, FLUSH_SECONDS)):
+    def stop(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End both: the launcher first (it kills its ranks), then the sidecar, which finishes what is sealed.
+
+        `hurried` (asked all the time): somebody does not want to wait for that.
+        """
+        for name, process, seconds in (
+            ("launcher", self.launcher, STOP_SECONDS),
+            ("sidecar", self.sidecar, FLUSH_SECONDS),
+        ):
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                self._wait_or_kill(process, seconds)
+                self._wait_or_kill(name, process, seconds, hurried)
         if self._reader is not None:
             self._reader.join(timeout=5)
 
-    def _wait_or_kill(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._events.tell(
-                "Killed", f"process {process.pid} did not end within {seconds:g} s", pid=process.pid
-            )
-            process.kill()
-            process.wait()
+    def _wait_or_kill(
+        self, name: str, process: subprocess.Popen[bytes], seconds: float, hurried: Callable[[], bool]
+    ) -> None:
+        start, told = time.monotonic(), False
+        while process.poll() is None:
+            waited = time.monotonic() - start
+            limit = min(seconds, STOP_SECONDS) if hurried() else seconds
+            if waited > limit:
+                sentence = f"the {name} did not end within {limit:g} s and is killed"
+                self._events.tell("Killed", sentence, pid=process.pid)
+                process.kill()
+                process.wait()
+            elif waited > STOP_SECONDS and not told:
+                told = True
+                sentence = f"waiting for the {name}, which finishes what is saved, for up to {seconds:g} s"
+                self._events.tell("Flushing", f"{sentence}; Ctrl-C twice does not wait", pid=process.pid)
+            time.sleep(0.02)
 
     def _start_sidecar(self) -> None:
         self._starts += 1

@@ -90,7 +90,7 @@ class LocalRun:
         finally:
             if watch is not None:
                 watch.stop()
-            self._processes.stop()
+            self._processes.stop(lambda: self._stops > 1)
             self._local.remove()
             self._journal.store.close()
             for number, handler in before.items():

@@ -1,0 +1,70 @@
+"""The end of `rtj run`: it waits for a sidecar that still saves, says so, and does not wait for it when told twice."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_sidecar.run import local_processes
+from trainer_sidecar.run.local_plan import LocalMesh, RunSettings
+from trainer_sidecar.run.local_processes import LocalProcesses
+from trainer_sidecar.run.local_volume import LocalVolume
+from trainer_sidecar.run.run_events import RunEvents
+
+BUSY = (
+    "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(flush=True); time.sleep(600)"
+)
+"""Like a sidecar whose store does not answer."""
+
+
+@pytest.fixture
+def told() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def processes(tmp_path: Path, told: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalProcesses]:
+    """With a sidecar that does not end."""
+    monkeypatch.setattr(local_processes, "STOP_SECONDS", 0.2)
+    settings = RunSettings(["train.py"], f"file://{tmp_path}/store", "run", LocalMesh(1))
+    local = LocalVolume(tmp_path)
+    found = LocalProcesses(settings, local, RunEvents(out=told))
+    found.sidecar = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    assert found.sidecar.stdout is not None
+    found.sidecar.stdout.readline()
+    yield found
+    found.sidecar.kill()
+    found.sidecar.communicate()
+    local.remove()
+
+
+def test_who_stops_twice_does_not_wait_for_a_sidecar_that_still_saves(
+    processes: LocalProcesses, told: io.StringIO
+) -> None:
+    processes.stop(lambda: True)
+    assert processes.sidecar is not None
+    assert processes.sidecar.poll() is not None
+    assert "the sidecar did not end within 0.2 s and is killed" in told.getvalue()
+
+
+def test_waiting_for_a_sidecar_that_still_saves_is_said_and_can_be_ended(
+    processes: LocalProcesses, told: io.StringIO
+) -> None:
+    hurry = threading.Event()
+    waiting = threading.Thread(target=processes.stop, args=(hurry.is_set,))
+    waiting.start()
+    deadline = time.monotonic() + 30.0
+    while "waiting for the sidecar" not in told.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "which finishes what is saved, for up to 120 s" in told.getvalue()
+    assert waiting.is_alive()
+    hurry.set()
+    waiting.join(30.0)
+    assert not waiting.is_alive()
