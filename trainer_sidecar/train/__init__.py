@@ -1,6 +1,5 @@
 """The training library: lives in the ranks; captures, stages, restores and checks state. No store, no credentials."""
 
-from trainer_sidecar.train.buckets import warm_up_buckets
 from trainer_sidecar.train.environment import join
 from trainer_sidecar.train.errors import (
     EnvironmentMissing,
@@ -37,5 +36,4 @@ __all__ = [
     "TrainingLibraryError",
     "fingerprint",
     "join",
-    "warm_up_buckets",
 ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from trainer_sidecar.train import tagged, zero
@@ -83,6 +84,7 @@ class State:
         """Inside DDP."""
         axes, shape = full_mesh or ((), ())
         self.places, self.stage = Places(world_size, rank, axes, shape), stage or Stage()
+        self.reshard()
         self.names = parameter_names(self.model, self.stage)
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
@@ -100,6 +102,7 @@ class State:
     def capture(self, *, documents: bool = True) -> Captured:
         """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
         found = Captured()
+        self.reshard()
         if documents:
             found.aliases, found.trainable = aliases(self.model, self.stage), self._trainable()
             found.gradient_buckets = self.buckets.names()
@@ -118,6 +121,13 @@ class State:
         for key, obj in self.extra.items():
             found.extra[key] = self._flatten(obj.state_dict(), f"extra/{key}", found.pieces)
         return found
+
+    def reshard(self) -> None:
+        """After a forward without a backward (an evaluation, a DPO reference), FSDP2 leaves whole parameters in place
+        of the sharded ones, which the optimizer steps: those are the state."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters (tied ones once) and persistent buffers by plain name."""
