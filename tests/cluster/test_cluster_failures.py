@@ -53,7 +53,7 @@ def test_ranks_that_raise_again_and_again_fail_the_job_with_their_error(jobs: di
     job = jobs["raises"]
     status = job.wait_phase("Failed")
     assert status["reason"] == "TooManyFailures"
-    assert "step 3 divides by the number of unicorns" in status["message"]
+    assert "step 3 divides by the number of unicorns 🦄" in status["message"]
     assert [attempt["outcome"] for attempt in status["attempts"]] == ["Failed", "Failed"]
     assert all("ValueError" in attempt["message"] for attempt in status["attempts"])
     failed = job.condition("Failed")

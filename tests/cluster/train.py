@@ -31,7 +31,7 @@ def pace() -> float:
 
 def break_on_purpose(step: int) -> None:
     if number("TEST_RAISE_AT") and step >= number("TEST_RAISE_AT"):
-        raise ValueError(f"step {step} divides by the number of unicorns")
+        raise ValueError(f"step {step} divides by the number of unicorns 🦄")
     hoard = []
     while number("TEST_ALLOCATE_AT") and step >= number("TEST_ALLOCATE_AT"):
         hoard.append(torch.ones(4 << 20))
