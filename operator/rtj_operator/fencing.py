@@ -46,7 +46,7 @@ from trainer_sidecar.store.journal import Journal, JournalError, JournalLostErro
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
-from trainer_sidecar.store.reread import confirmed
+from trainer_sidecar.store.reread import confirmed, state_tolerance
 from trainer_sidecar.store.verify import FormatTooNewError
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ def _accuse(journal: Journal, order: FenceOrder, bad: RestoreFault) -> None:
         return  # retired or quarantined meanwhile (R21)
     point = history.restore_point_of(bad.checkpoint_id)
     keys = RunKeys(point.source.namespace, point.source.run_id) if point.source else journal.keys
-    found = confirmed(journal.store, keys, point, bad)
+    found = confirmed(journal.store, keys, point, bad, state_tolerance(order.spec.verification))
     if found is None:
         log.warning(
             "%s/%s: checkpoint %s is not quarantined, read again it is as it should be: %s",

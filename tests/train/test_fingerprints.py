@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import torch
 from in_process import Parts, rank_of
 from rank_world import RankWorld, topology
 
-from trainer_sidecar.contract.plan import FingerprintClass, FingerprintPolicy
+from trainer_sidecar.contract.journal import RestorePoint
+from trainer_sidecar.contract.plan import FingerprintClass, FingerprintPolicy, Plan
 from trainer_sidecar.train import DatasetManifest, ResumeRefused, Session, fingerprint
 from trainer_sidecar.train.code_version import code_version, git_version
 from trainer_sidecar.train.fingerprint_policy import differences
@@ -242,6 +244,55 @@ def test_a_resume_refuses_asks_or_goes_on_and_tells_each_field(
     assert told["fingerprint training.lr"] == ("0.1", "0.2", "needs consent, given")
     assert told["fingerprint code.commit"] == ("commit-a", "commit-b", "harmless")
     assert "fingerprint training" not in told
+
+
+def test_a_plan_accepts_and_refuses_by_field_and_declares_what_the_platform_knows(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `fingerprintRules` and `fingerprints` of a job say it."""
+
+    def under(policy: FingerprintPolicy, point: RestorePoint | None = None) -> Plan:
+        plan = world.attempt(topology(1, 4), point).model_copy(update={"fingerprints": policy})
+        world.volume.plan(plan.epoch).write_bytes(plan.to_bytes())
+        return plan
+
+    def given(lr: float) -> dict[str, str]:
+        return fingerprint(training_config={"lr": lr, "betas": 0.9}, tokenizer=Tokenizer(["a"]))
+
+    declared = FingerprintPolicy(declared={"datasetManifest": "sha256:one"})
+    with rank_of(world, under(declared), monkeypatch):
+        parts = Parts()
+        with parts.session(total_steps=2, fingerprints=given(0.1)) as session:
+            parts.train(session)
+    point = world.commit_of(2)
+    for policy, said in (
+        (
+            FingerprintPolicy(declared={"datasetManifest": "sha256:two"}),
+            "sha256:one in the checkpoint, sha256:two",
+        ),
+        (
+            FingerprintPolicy(declared={"tokenizer": "sha256:other"}),
+            "tokenizer: sha256:other in the job's spec",
+        ),
+        (FingerprintPolicy(classes={"training.lr": FingerprintClass.REFUSED}), "0.2 in this run (refused)"),
+        (
+            FingerprintPolicy(classes={"datasetManifest": FingerprintClass.REFUSED}),
+            "absent in this run (refused)",
+        ),
+        (declared, "needs consent"),
+    ):
+        with (
+            rank_of(world, under(policy, point), monkeypatch),
+            pytest.raises(ResumeRefused, match=re.escape(said)),
+        ):
+            Parts().session(fingerprints=given(0.2), accept=["training.beta*"])
+    accepts = declared.model_copy(update={"accept": ["training.*"]})
+    with rank_of(world, under(accepts, point), monkeypatch):
+        parts = Parts()
+        with parts.session(total_steps=3, fingerprints=given(0.2)) as session:
+            told = {c.name: c.detail for c in _report(session)}
+            parts.train(session)
+    assert told["fingerprint training.lr"] == "needs consent, given"
 
 
 def _report(session: Session) -> list[Any]:

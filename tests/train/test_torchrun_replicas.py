@@ -13,8 +13,8 @@ from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(300)]
-EACH = CheckpointPolicy(interval_steps=1, interval_seconds=0, when_busy=WhenBusy.WAIT)
-DRIFT_AT, STEPS, SAVED = 5, 12, 2
+EACH = CheckpointPolicy(interval_steps=1, interval_seconds=0, when_busy=WhenBusy.WAIT, max_failed_saves=2)
+DRIFT_AT, STEPS, SAVED = 5, 60, 2
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,8 @@ def test_a_replica_that_drifted_fails_every_save_from_the_next_comparison_on(
     assert [c.step for c in world.commits() if c.epoch == drifted.plan.epoch] == list(range(1, 11))
     outcome = drifted.outcome()
     assert outcome.kind == OutcomeKind.FAILED
+    assert "2 saves in a row failed, checkpoint.maxFailedSaves is 2" in outcome.message
+    assert max(lines(drifted, 0)) < STEPS, "it trained on without commits"
     for text in (outcome.message, drifted.log):
         assert "replicas of model/0.weight differ between ranks 0 and 1" in text or (
             "replicas of model/0.weight differ between ranks 1 and 0" in text

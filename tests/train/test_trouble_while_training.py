@@ -16,6 +16,8 @@ from rank_world import RankWorld, eventually, topology
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
 from trainer_sidecar.train import Fenced, SaveFailed, Session, state_digest
+from trainer_sidecar.train.errors import StagingFailed
+from trainer_sidecar.train.staging import Stager
 
 pytestmark = pytest.mark.timeout(120)
 WAITING = CheckpointPolicy(interval_steps=2, interval_seconds=0, when_busy=WhenBusy.WAIT)
@@ -91,6 +93,42 @@ def test_a_volume_that_stays_full_makes_the_end_fail_by_name(
     assert "raise checkpoint.staging.size" in str(raised.value)
     assert outcome_of(world, plan).kind == OutcomeKind.FAILED
     assert commits_of(world, plan) == []
+
+
+def test_saves_that_fail_in_a_row_end_the_attempt_at_a_bound_and_a_store_that_is_away_never_does(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = WAITING.model_copy(update={"interval_steps": 1, "max_failed_saves": 3})
+    plan = world.attempt(topology(1, 4), checkpoint=policy)
+    reason = {"says": "StoreUnavailable: frozen weights are not in the store within the save's time"}
+    real, steps = Stager.stage, []
+
+    def stage(self: Stager, *arguments: Any) -> int:
+        if steps and steps[-1] >= 2:
+            raise StagingFailed(reason["says"])
+        return real(self, *arguments)
+
+    def each(session: Session) -> None:
+        steps.append(session.step)
+        if session.step == 10:
+            assert session._saves.failures_in_row == 0
+            reason["says"] = "this rank cannot stage"
+
+    monkeypatch.setattr(Stager, "stage", stage)
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with (
+            pytest.raises(
+                SaveFailed, match=r"3 saves in a row failed, checkpoint\.maxFailedSaves is 3"
+            ) as raised,
+            parts.session(total_steps=50) as session,
+        ):
+            parts.train(session, each)
+    assert "from the newest commit, step 2; the last one failed because rank 0 gave up: this rank" in str(
+        raised.value
+    )
+    assert 10 < steps[-1] < 20
+    assert outcome_of(world, plan).kind == OutcomeKind.FAILED
 
 
 def test_a_newer_attempt_fences_training_at_its_next_save(

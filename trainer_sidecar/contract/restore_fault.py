@@ -1,8 +1,9 @@
 """What a sidecar found wrong with a restore point, as the sentence that travels from rank to operator (protocol R24).
 
 The only way out of a failed restore is the outcome's message (a termination message outlives the pod), so the evidence
-is a sentence that people can read and that `parse_restore_fault` takes apart again. Only these two words may lead to a
-quarantine; every other refusal (shapes, fingerprints, a store that is away) says nothing about the checkpoint.
+is a sentence that people can read and that `parse_restore_fault` takes apart again. Only these words may lead to a
+quarantine, `StateMismatch` only against a witness; every other refusal (shapes, fingerprints, a store that is away)
+says nothing about the checkpoint.
 """
 
 import re
@@ -13,8 +14,11 @@ from trainer_sidecar.contract.base import Document
 
 CHECKSUM_MISMATCH = "ChecksumMismatch"
 NOT_FOUND = "NotFound"
-_FAULTS: dict[str, Literal["missing", "bytes"]] = {CHECKSUM_MISMATCH: "bytes", NOT_FOUND: "missing"}
-_WORD = re.compile(rf"^(?:pod \S+: )?({CHECKSUM_MISMATCH}|{NOT_FOUND}): ")
+STATE_MISMATCH = "StateMismatch"
+Fault = Literal["missing", "bytes", "state"]
+_FAULTS: dict[str, Fault] = {CHECKSUM_MISMATCH: "bytes", NOT_FOUND: "missing", STATE_MISMATCH: "state"}
+_WORD = re.compile(rf"^(?:pod \S+: )?({CHECKSUM_MISMATCH}|{NOT_FOUND}|{STATE_MISMATCH}): ")
+_LOSS = re.compile(r"loss of step (\d{1,15}): expected (\S{1,64}), found (\S{1,64}) ")
 _EVIDENCE = re.compile(r"(\S+): expected (.+?), found (.+?) \(read (\d+) times\)")
 
 
@@ -35,13 +39,20 @@ class RestoreFault(Document):
     """An accusation against a checkpoint. Whether it is believed, the journal's readers decide."""
 
     checkpoint_id: str
-    fault: Literal["missing", "bytes"]
+    fault: Fault
     reason: str
     file: str = ""
     """Name within the checkpoint; empty when the sentence names none."""
     expected: str = ""
     found: str = ""
     reads: int = 2
+    step: int = 0
+    """Of a state fault: the step whose loss differed; `expected` and `found` are losses."""
+
+
+def state_mismatch(step: int, expected: float, found: float, detail: str) -> str:
+    """The sentence of a state fault, as `parse_restore_fault` takes it apart."""
+    return f"{STATE_MISMATCH}: loss of step {step}: expected {expected!r}, found {found!r} ({detail})"
 
 
 def parse_restore_fault(message: str, checkpoint_id: str) -> RestoreFault | None:
@@ -58,6 +69,17 @@ def parse_restore_fault(message: str, checkpoint_id: str) -> RestoreFault | None
             "expected": expected,
             "found": found,
             "reads": int(reads),
+        }
+    loss = _LOSS.match(message, word.end())
+    if word[1] == STATE_MISMATCH:
+        if loss is None:
+            return None
+        known = {
+            "step": int(loss[1]),
+            "expected": loss[2],
+            "found": loss[3],
+            "file": "witness.json",
+            "reads": 1,
         }
     reason = message[word.start(1) :].splitlines()[0][:1000]
     return RestoreFault.model_validate(

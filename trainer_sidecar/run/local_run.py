@@ -31,7 +31,7 @@ from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probe import probe_store
 from trainer_sidecar.store.quarantine import accuse
-from trainer_sidecar.store.reread import confirmed
+from trainer_sidecar.store.reread import confirmed, state_tolerance
 
 POLL_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 30.0
@@ -310,7 +310,9 @@ class LocalRun:
         point = history.restore_point_of(fault.checkpoint_id)
         source = point.source
         keys = RunKeys(source.namespace, source.run_id) if source else self._journal.keys
-        return confirmed(self._journal.store, keys, point, fault)
+        return confirmed(
+            self._journal.store, keys, point, fault, state_tolerance(self._settings.verification)
+        )
 
     def _await_commit(self) -> None:
         """All ranks have sealed: their save outlives them and is worth a moment."""

@@ -39,6 +39,7 @@ def accuse(
             owner=owner,
             writer=writer,
             file=fault.file,
+            covers_descendants=fault.fault == "state",
             detail=detail,
         )
 

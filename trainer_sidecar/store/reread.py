@@ -5,14 +5,16 @@ bug in the library finds every checkpoint bad. So only what this read finds wron
 down, may lead to a quarantine. It reads the object that the accusation names and what proves that, nothing else.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
-from trainer_sidecar.contract.checkpoint import Index, ManifestFile, tree_root
+from trainer_sidecar.contract.checkpoint import Index, ManifestFile, Witness, tree_root
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
+from trainer_sidecar.contract.plan import OnVerificationFailure, VerificationPolicy
 from trainer_sidecar.contract.restore_fault import RestoreFault
-from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.base import NotFoundError, Store
 from trainer_sidecar.store.deep import HashedFile, Piece, files_of, look_document, look_piece
 from trainer_sidecar.store.verify import (
     BadCheckpointError,
@@ -30,18 +32,28 @@ _LEAF = re.compile(r" in leaf (\d{1,12})\b")
 _RANGE = re.compile(r"^(\d{1,15}) bytes at (\d{1,15})$")
 
 
-def confirmed(store: Store, keys: RunKeys, point: RestorePoint, fault: RestoreFault) -> RestoreFault | None:
+def confirmed(
+    store: Store, keys: RunKeys, point: RestorePoint, fault: RestoreFault, tolerance: float | None = None
+) -> RestoreFault | None:
     """The accusation as this read bears it out, with what was found now; None when the object is as it should be.
 
-    `keys` are those of the run that holds `point`. The caller has read the journal just before, so that what retention
+    `keys` are those of the run that holds `point`. `tolerance`: largest relative difference of a loss from the witness;
+    None: state accuses nobody. The caller has read the journal just before, so that what retention
     has deleted accuses nobody. Raises StoreError, which judges nothing, and FormatTooNewError.
     """
     try:
         manifest = read_manifest(store, keys, point)
     except BadCheckpointError as exc:
         return _with(fault, exc)
+    if fault.fault == "state":
+        return fault if tolerance is not None and _differs(store, keys, manifest, fault, tolerance) else None
     problem = _look(_Accused(store, keys, manifest), fault)
     return _with(fault, bad_checkpoint(keys, point.checkpoint_id, problem)) if problem is not None else None
+
+
+def state_tolerance(policy: VerificationPolicy) -> float | None:
+    """The tolerance under which a state may be accused; None where the policy only warns."""
+    return policy.loss_tolerance if policy.on_failure is OnVerificationFailure.FALL_BACK else None
 
 
 def _with(fault: RestoreFault, found: BadCheckpointError) -> RestoreFault:
@@ -54,6 +66,22 @@ def _with(fault: RestoreFault, found: BadCheckpointError) -> RestoreFault:
             "reason": f"{fault.reason}; read again: {found.file}: found {found.found}"[:1000],
         }
     )
+
+
+def _differs(
+    store: Store, keys: RunKeys, manifest: ManifestFile, fault: RestoreFault, tolerance: float
+) -> bool:
+    """Whether the witness, written by the epoch that saved (R22), says of that step what the accuser says it does, and
+    the loss that was found is further from it than the tolerance. What was found is the accuser's word."""
+    try:
+        witness = Witness.model_validate_json(store.get(keys.witness(manifest.checkpoint_id)))
+        expected, found = float(fault.expected), float(fault.found)
+    except (NotFoundError, ValueError):
+        return False
+    seen = next((s.loss for s in witness.steps if s.step == fault.step), None)
+    if witness.epoch != manifest.epoch or witness.checkpoint_id != manifest.checkpoint_id or seen != expected:
+        return False
+    return math.isfinite(expected) and not abs(found - expected) <= tolerance * max(abs(expected), 1e-12)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,10 @@ class ResumeRefused(TrainingLibraryError):
         super().__init__("\n".join(differences))
 
 
+class ResumeDiverged(ResumeRefused):
+    """Training went on otherwise than the steps seen after the save, on the same mesh: the saved state is accused."""
+
+
 class Fenced(TrainingLibraryError):
     """A newer attempt exists: this one may not commit any more and stops."""
 

@@ -6,9 +6,10 @@ from collections import deque
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import WitnessStep
-from trainer_sidecar.contract.plan import VerificationPolicy
+from trainer_sidecar.contract.plan import OnVerificationFailure, VerificationPolicy
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.train.agreement import Values
+from trainer_sidecar.train.errors import ResumeDiverged
 from trainer_sidecar.train.restore import Resumed
 from trainer_sidecar.train.sidecar_client import SidecarClient
 from trainer_sidecar.train.witness import ResumeVerifier, WitnessRecorder
@@ -48,17 +49,17 @@ class Evidence:
 
     def batch(self, step: int, digest: str) -> None:
         """The global batch that step `step` consumes."""
-        if self._sends:
-            self._digests[step] = digest
+        self._digests[step] = digest
 
     def saw(self, agreed: Values) -> None:
-        """Mean loss and norm of a step, once the ranks agreed on them."""
+        """Mean loss and norm of a step, once the ranks agreed on them.
+
+        Raises ResumeDiverged, on every rank alike, when they accuse the restored state and the policy says so.
+        """
         if agreed.loss is None:
             return
         self.loss, self.grad_norm = agreed.loss, agreed.grad_norm
         self._losses.append(agreed.loss)
-        if not self._sends:
-            return
         digest = self._digests.pop(agreed.loss_step, "")
         step = WitnessStep(
             step=agreed.loss_step, loss=agreed.loss, grad_norm=agreed.grad_norm, batch_digest=digest
@@ -67,7 +68,10 @@ class Evidence:
         self._send()
         if self._verifier is not None and (report := self._verifier.saw(step)) is not None:
             self.resume = report
-            self._client.tell(m.SendReport(report=report))
+            if self._sends:
+                self._client.tell(m.SendReport(report=report))
+            if self._verifier.accusation and self._policy.on_failure is OnVerificationFailure.FALL_BACK:
+                raise ResumeDiverged([self._verifier.accusation])
 
     def save_began(self, checkpoint_id: str, step: int) -> None:
         self._witness.began(checkpoint_id, step)
@@ -90,6 +94,6 @@ class Evidence:
         return {"lossMean": mean, "lossStd": spread, "steps": float(count)}
 
     def _send(self) -> None:
-        if self._sends:
-            for checkpoint, steps in self._witness.ready():
+        for checkpoint, steps in self._witness.ready():
+            if self._sends:
                 self._client.tell(m.AddWitness(checkpoint_id=checkpoint, steps=steps))

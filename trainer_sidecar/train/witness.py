@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.contract.restore_fault import state_mismatch
 
 
 @dataclass
@@ -63,6 +64,9 @@ class ResumeVerifier:
         self._checks: list[Check] = []
         self._deltas: list[float] = []
         self.done = False
+        self.accusation = ""
+        """Of the restored state, in the words of `restore_fault`, when only it can be at fault: the same mesh and the
+        same fingerprints, and another loss."""
 
     def add(self, check: Check) -> None:
         """A line found after the restore; it goes out with the finished report."""
@@ -87,6 +91,8 @@ class ResumeVerifier:
         delta = abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-12)
         self._deltas.append(delta if math.isfinite(delta) else math.inf)
         detail = f"relative difference {delta:.3g}, tolerance {self._tolerance:g}"
+        if not delta <= self._tolerance and not self.accusation and self._comparable(expected):
+            self.accusation = state_mismatch(found.step, expected.loss, found.loss, detail)
         self._checks.append(
             Check(
                 name=f"loss of step {found.step}",
@@ -104,6 +110,10 @@ class ResumeVerifier:
                 found=found.batch_digest,
             )
         )
+
+    def _comparable(self, expected: WitnessStep) -> bool:
+        changed = any(c.name.startswith("fingerprint ") for c in self._report.checks)
+        return math.isfinite(expected.loss) and not self._report.resharded and not changed
 
     def _finish(self) -> ResumeReport:
         self.done = True

@@ -1,0 +1,147 @@
+"""Steps after a resume that differ from those seen after the save accuse the state; the journal takes it out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from in_process import Parts, rank_of
+from rank_world import KEYS, OWNER, RankWorld, eventually, topology
+
+from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
+from trainer_sidecar.contract.journal import RestorePoint
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
+from trainer_sidecar.contract.plan import (
+    CheckpointPolicy,
+    OnVerificationFailure,
+    Plan,
+    VerificationPolicy,
+    WhenBusy,
+)
+from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.contract.restore_fault import parse_restore_fault
+from trainer_sidecar.store.quarantine import accuse
+from trainer_sidecar.store.reread import confirmed, state_tolerance
+from trainer_sidecar.train.errors import ResumeDiverged
+from trainer_sidecar.train.witness import ResumeVerifier
+
+pytestmark = pytest.mark.timeout(120)
+FALL_BACK = VerificationPolicy(on_failure=OnVerificationFailure.FALL_BACK)
+WARN = VerificationPolicy(on_failure=OnVerificationFailure.WARN)
+EVERY_FOURTH = CheckpointPolicy(interval_steps=4, interval_seconds=0, when_busy=WhenBusy.WAIT)
+SAME_CODE = {"RTJ_CODE_VERSION": "same"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankWorld]:
+    made = RankWorld(tmp_path_factory.mktemp("trial") / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def points(world: RankWorld) -> dict[int, RestorePoint]:
+    """Commits of steps 4, 8 and 11; the first two with a witness."""
+    with pytest.MonkeyPatch.context() as patch:
+        plan = world.attempt(topology(1, 4), checkpoint=EVERY_FOURTH)
+        with rank_of(world, plan, patch, SAME_CODE):
+            parts = Parts()
+            with parts.session(total_steps=11) as session:
+                parts.train(session)
+    found = {step: world.commit_of(step) for step in (4, 8)}
+    for point in found.values():
+        key = KEYS.witness(point.checkpoint_id)
+        eventually(lambda key=key: world.store.head(key) is not None, "the witness is written")
+    return found
+
+
+def resume(
+    world: RankWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    point: RestorePoint,
+    policy: VerificationPolicy,
+    spoil: float = 0.0,
+) -> tuple[Plan, Any]:
+    """Resume to step 11; `spoil` is added to a weight behind the session's back, as lost state would look."""
+    plan = world.attempt(topology(1, 4), point, EVERY_FOURTH, policy)
+    with rank_of(world, plan, monkeypatch, SAME_CODE):
+        parts = Parts()
+        with parts.session(total_steps=11) as session:
+            with torch.no_grad():
+                parts.model[0].weight.add_(spoil)
+            parts.train(session)
+    return plan, session.resume
+
+
+def outcome_of(world: RankWorld, plan: Plan) -> Outcome:
+    path = world.volume.outcome_dir(plan.epoch) / "rank-00000.json"
+    return Outcome.model_validate_json(path.read_bytes())
+
+
+def test_losses_that_match_the_witness_verify_the_state(
+    world: RankWorld, points: dict[int, RestorePoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, report = resume(world, monkeypatch, points[8], FALL_BACK)
+    assert report.verified
+
+
+def test_a_policy_that_warns_trains_on_and_reports(
+    world: RankWorld, points: dict[int, RestorePoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, report = resume(world, monkeypatch, points[8], WARN, spoil=3.0)
+    assert report.verified is False
+    assert outcome_of(world, plan).kind is OutcomeKind.FINISHED
+
+
+def test_a_state_that_trains_otherwise_ends_the_attempt_and_is_quarantined_with_what_came_of_it(
+    world: RankWorld, points: dict[int, RestorePoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = points[8]
+    with pytest.raises(ResumeDiverged, match=r"StateMismatch: loss of step 9: expected .* tolerance 0.05"):
+        resume(world, monkeypatch, point, FALL_BACK, spoil=3.0)
+    plan = world.journal.refresh().attempts[-1]
+    outcome = outcome_of(world, Plan.model_validate_json(world.volume.plan(plan.seq).read_bytes()))
+    assert outcome.kind is OutcomeKind.RESUME_REFUSED
+    fault = parse_restore_fault(f"pod x-0: {outcome.message}", point.checkpoint_id)
+    assert fault is not None
+    assert (fault.fault, fault.step) == ("state", 9)
+
+    for wrong in ({"expected": "1e9"}, {"step": 900}, {"found": fault.expected}):
+        assert confirmed(world.store, KEYS, point, fault.model_copy(update=wrong), 0.05) is None
+    assert confirmed(world.store, KEYS, point, fault, state_tolerance(WARN)) is None
+    found = confirmed(world.store, KEYS, point, fault, state_tolerance(FALL_BACK))
+    assert found is not None
+    entry = accuse(world.journal, found, owner=OWNER, writer="test", timeout=30)
+    assert entry is not None
+    assert (entry.fault, entry.covers_descendants) == ("state", True)
+    history = world.journal.refresh()
+    assert history.restorable(points[4].checkpoint_id)
+    children = [m.checkpoint_id for m in history.manifests.values() if m.parent == point.checkpoint_id]
+    assert children
+    assert not any(history.restorable(c) for c in children)
+
+
+def verifier(report: ResumeReport, expected: float, found: float) -> ResumeVerifier:
+    steps = [WitnessStep(step=9, loss=expected, batch_digest="d")]
+    made = ResumeVerifier(report, Witness(epoch=1, checkpoint_id="c", steps=steps), 1, 1, 0.05)
+    assert made.saw(WitnessStep(step=9, loss=found, batch_digest="d")) is not None
+    return made
+
+
+def test_only_the_state_itself_is_accused() -> None:
+    """Another mesh draws other random numbers, another learning rate trains otherwise: no fault of the checkpoint."""
+    where = topology(1, 4)
+    report = ResumeReport(
+        epoch=2, attempt=2, checkpoint_id="c", step=8, topology_from=where, topology_to=where, checks=[]
+    )
+    changed = Check(name="fingerprint training.lr", passed=True, detail="needs consent, given")
+    assert verifier(report, 1.0, 2.0).accusation.startswith(
+        "StateMismatch: loss of step 9: expected 1.0, found 2.0"
+    )
+    assert verifier(report, 1.0, float("nan")).accusation
+    assert not verifier(report, 1.0, 1.04).accusation
+    assert not verifier(report, float("nan"), 1.0).accusation
+    assert not verifier(report.model_copy(update={"resharded": True}), 1.0, 2.0).accusation
+    assert not verifier(report.model_copy(update={"checks": [changed]}), 1.0, 2.0).accusation
