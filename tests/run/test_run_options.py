@@ -10,7 +10,7 @@ from rtj_operator.api import parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
 from trainer_sidecar.cli import build_parser, main
 from trainer_sidecar.commands.run import settings_of
-from trainer_sidecar.contract.plan import Retention
+from trainer_sidecar.contract.plan import AccumulationSave, OnVerificationFailure, Retention
 from trainer_sidecar.run.local_plan import LocalMesh, MeshRefusedError, RunSettings
 from trainer_sidecar.store.forks import Fork
 
@@ -75,3 +75,16 @@ def test_a_script_that_is_not_there_is_no_failure_to_retry(
         assert main(["run", "--store", f"file://{tmp_path}/store", "--", name, "train.py"]) == 2
         assert f"no script {name} on this machine" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
+
+
+def test_what_a_resume_may_change_and_what_follows_a_failed_one() -> None:
+    found = settings(
+        "--accept", "training.*", "--accept", "model.use_cache", "--accumulation-save", "reduced"
+    )
+    assert found.fingerprints.accept == ["training.*", "model.use_cache"]
+    assert found.checkpoint.accumulation_save is AccumulationSave.REDUCED
+    assert found.checkpoint.grace_seconds is None  # nobody kills
+    assert settings().verification.on_failure is OnVerificationFailure.FALL_BACK
+    warned = settings("--on-verification-failure", "Warn", "--max-failed-saves", "2")
+    assert warned.verification.on_failure is OnVerificationFailure.WARN
+    assert warned.checkpoint.max_failed_saves == 2
