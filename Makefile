@@ -40,6 +40,7 @@ generate: venv ## Write what is made from code: the CRD, the chart's schema, the
 	$(PYTHON) -m rtj_operator.crd --write
 	$(PYTHON) hack/format_schemas.py
 	$(PYTHON) hack/reference
+	$(PYTHON) tests/train/combinations.py --write
 verify: generate ## Prove that generated files and the lock match their sources
 	$(PYTHON) hack/check_requirements.py
 	@changed=$$(git status --porcelain -- $(GENERATED)); \

@@ -222,15 +222,21 @@ class RankWorld:
             stderr=subprocess.STDOUT,
             env={
                 **os.environ,
-                **{"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ROOT)},
-                **{"MASTER_PORT": str(plan.master.port), "TINY_OUT": str(self.out)},
-                **{"RTJ_VOLUME": str(self.volume.root), "RTJ_PLAN": str(self.volume.plan(plan.epoch))},
-                **{"RTJ_SOCKET": str(self.volume.socket), "RTJ_LEDGER_DIR": str(self.ledger)},
+                **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                **self.environment(plan),
                 **env,
             },
         )
         self._started.append(Started(self, plan, process, log))
         return self._started[-1]
+
+    def environment(self, plan: Plan) -> dict[str, str]:
+        """What the ranks of a plan are told, but for their seat."""
+        return {
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(plan.master.port), "TINY_OUT": str(self.out)},
+            **{"RTJ_VOLUME": str(self.volume.root), "RTJ_PLAN": str(self.volume.plan(plan.epoch))},
+            **{"RTJ_SOCKET": str(self.volume.socket), "RTJ_LEDGER_DIR": str(self.ledger)},
+        }
 
     def close(self) -> None:
         for started in self._started:

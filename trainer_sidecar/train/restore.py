@@ -169,7 +169,11 @@ class Restorer:
     def _whole(self, problems: Sequence[str] = ()) -> Whole:
         """The live state of all ranks; blocks where ranks hold different things. Keeps this rank's as `_captured`."""
         self._captured = self.state.capture()
-        return whole(self.agreement, self.state, self._captured, split(self._captured)[1], problems)
+        frozen = split(self._captured)[1]
+        try:
+            return whole(self.agreement, self.state, self._captured, frozen, problems)
+        except ValueError as error:
+            raise ResumeRefused([str(error)]) from error
 
     def _zero_differences(self, opened: m.RestoreOpened, now: Whole) -> list[str]:
         saved, mesh = opened.manifest.topology.mesh, self.env.plan.topology.mesh

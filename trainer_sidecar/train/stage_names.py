@@ -14,6 +14,7 @@ from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Piece, State
 from trainer_sidecar.train.digest import to_hex
 from trainer_sidecar.train.replicas import shard_digest
+from trainer_sidecar.train.whole import whole
 
 _HELD = ("model/", "extra/")
 _SHOWN = 10
@@ -31,7 +32,7 @@ def meet_stages(agreement: Agreement, state: State, *, fresh: bool) -> None:
 
     Such a name is one tensor of the checkpoint. Parameters that train must be declared (`Stage.shared`), because equal
     seeds make equal beginnings; other tensors must be equal (looked at when the run is `fresh`; a restore makes them
-    so). Raises ValueError, the same on every rank, naming each of them.
+    so). Raises ValueError, the same on every rank, naming each of them, or what else of the stages does not fit.
     """
     places = state.places
     if places.stages == 1:
@@ -67,6 +68,11 @@ def meet_stages(agreement: Agreement, state: State, *, fresh: bool) -> None:
             "several stages train alike"
         )
     state.share(shared)
+    if fresh:
+        captured = state.capture()
+        whole(
+            agreement, state, captured, captured.only([])
+        )  # else the first save would find what does not fit
 
 
 def _look(piece: Piece, first: int) -> str:

@@ -19,7 +19,6 @@ from trainer_sidecar.contract.whole import whole_training_state
 from trainer_sidecar.train import zero
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured, State
-from trainer_sidecar.train.errors import ResumeRefused
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ def whole(
 ) -> Whole:
     """The whole of `captured` (with documents) over all ranks; blocks when ranks hold different things.
 
-    `frozen` are its pieces that are kept once. Raises ResumeRefused when the documents of stages do not fit together.
+    `frozen` are its pieces that are kept once. Raises ValueError, the same on every rank, when the documents of stages
+    do not fit together.
     """
     kept = {piece.entry.name for piece in frozen.pieces}
     if state.places.stages == 1 and not any(map(zero.is_partitioned, state.optimizers)):
@@ -80,10 +80,7 @@ def whole(
     )
     told = [_Told.model_validate_json(data) for data in agreement.gather(said.to_bytes())]
     states = {rank: t.state for rank, t in enumerate(told) if t.state is not None}
-    try:
-        joined = whole_training_state(states, [t.moments for t in told if t.moments])
-    except ValueError as error:
-        raise ResumeRefused([str(error)]) from error
+    joined = whole_training_state(states, [t.moments for t in told if t.moments])
     tensors = {
         name: Known(dtype, tuple(shape), kept_once)
         for t in told

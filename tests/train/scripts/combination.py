@@ -1,7 +1,7 @@
 """One small training, laid out as `COMBO_KIND` says: the same model, data and steps, whatever the topology.
 
-Every rank writes `<TINY_OUT>/combo-e<epoch>-r<rank>.json`: losses by step (None where the stage has none), digests of its
-state at its start and end, and the sentences of the refusals that `COMBO_WRONG` asks for.
+Every rank writes `<TINY_OUT>/combo-e<epoch>-r<rank>.json`: losses by step (None where the stage has none), digests of
+its state at its start and end, and the sentences of the refusals that `COMBO_WRONG` asks for.
 """
 
 import hashlib
@@ -24,6 +24,8 @@ from trainer_sidecar.train import Session, Stage, environment
 
 KIND = os.environ["COMBO_KIND"]
 WRONG = [word for word in os.environ.get("COMBO_WRONG", "").split(",") if word]
+DRIFT_AT = int(os.environ.get("COMBO_DRIFT_AT", "0"))
+"""At the end of this step a weight of dp rank 1 is moved, on every stage."""
 STEPS, WIDTH, BLOCKS, CHUNKS = int(os.environ.get("COMBO_STEPS", "6")), 10, 4, 3
 
 
@@ -130,6 +132,11 @@ class Made:
         if KIND == "hsdp":
             both = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard"))
             fully_shard(self.inner, mesh=both)
+        elif KIND == "pipe-replicated":
+            three = init_device_mesh(
+                "cpu", (2, mesh["dp"].size(), 1), mesh_dim_names=("pp", "replicate", "shard")
+            )
+            fully_shard(self.inner, mesh=three["replicate", "shard"])
         elif shard:
             fully_shard(self.inner, mesh=mesh["dp"])
         elif KIND in ("ddp", "zero1"):
@@ -197,18 +204,29 @@ def summary(made: Made, averages: Averages) -> dict:
     }
 
 
+def spoil(word: str, made: Made, options: dict) -> None:
+    """Make the script wrong as `word` says."""
+    if word == "collision":  # slices of a ModuleList, and nothing that says so
+        options["stage"] = None
+    elif word == "groups" and made.last:
+        made.optimizer.add_param_group({"params": []})
+    elif word == "overlap":
+        options["optimizer"] = ZeroRedundancyOptimizer(
+            made.inner.parameters(), torch.optim.AdamW, overlap_with_ddp=True, lr=0.02
+        )
+    elif word == "members":
+        mine = [torch.distributed.new_group([rank]) for rank in range(torch.distributed.get_world_size())]
+        options["optimizer"] = ZeroRedundancyOptimizer(
+            made.inner.parameters(), torch.optim.AdamW, mine[torch.distributed.get_rank()], lr=0.02
+        )
+
+
 def wrong(word: str, mesh, accumulation: int) -> str:
     """The sentence with which a session of a wrong script is refused; the same on every rank, so that all go on."""
     made = Made(mesh, accumulation)
-    options = {"model": made.model, "optimizer": made.optimizer, "extra": {}, "stage": made.stage}
-    if word == "collision":  # slices of a ModuleList, and nothing that says so
-        options["stage"] = None
-    elif word == "zero":
-        options["optimizer"] = torch.optim.AdamW(made.optimizer.param_groups, lr=0.02)
-    elif word == "zero-pipe-groups" and not made.last:
-        made.optimizer.add_param_group({"params": []})
-    averages = Averages(made.inner, made.stage)
-    options["extra"] = {"averages": averages}
+    options = {"model": made.model, "optimizer": made.optimizer, "stage": made.stage}
+    options["extra"] = {"averages": Averages(made.inner, made.stage)}
+    spoil(word, made, options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda s: 0.95**s)
     try:
         Session.from_env(data=Data(), total_steps=STEPS, seed=3, scheduler=scheduler, device="cpu", **options)
@@ -250,6 +268,9 @@ def main() -> None:
             made.optimizer.step(), scheduler.step(), made.optimizer.zero_grad()
             averages.update()
             torch.rand(())
+            if s.step + 1 == DRIFT_AT and env.dp_rank == 1:
+                with torch.no_grad():
+                    next(made.inner.parameters())._local_tensor.view(-1)[0] += 1e-6
             s.step_end()
             out["losses"][s.step], total = total, 0.0
         out["end"] = summary(made, averages)
