@@ -17,6 +17,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from figures import Results  # noqa: E402
 
 BENCHES = {
+    "datapath": "saves and restores against memcpy, raw S3 transfers and DCP; planning for a thousand ranks",
     "relaunch": "from the death of a process to all trainer processes started again (needs the local cluster)",
     "scale": "1,000 jobs of 4 simulated pods on a real API server (needs the programs of the local cluster)",
 }
@@ -34,6 +35,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1000, help="scale: jobs of four pods")
     parser.add_argument("--failures", type=int, default=300, help="scale: pods that fail")
     parser.add_argument("--idle-seconds", type=int, default=240, help="scale: how long nothing happens")
+    parser.add_argument("--megabytes", type=int, default=256, help="datapath: size of the model")
+    parser.add_argument("--rounds", type=int, default=7, help="datapath: warm saves")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(BENCHES))
     if unknown:

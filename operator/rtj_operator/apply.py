@@ -222,7 +222,7 @@ class Applier:
             grace_seconds=_grace(subject),
         )
         started = time.monotonic()
-        async with self._turns.away() if self._turns else nullcontext():
+        with self._turns.away() if self._turns else nullcontext():
             fenced, plan = await self._at_store(lambda: fence(self._stores, order))
         self._metrics.fence_seconds.observe(time.monotonic() - started)
         self._faults.reached(AFTER_ATTEMPT_ENTRY)

@@ -6,8 +6,8 @@ source of chance are given, so that tests own both. Not thread safe: one event l
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 Key = tuple[str, str]
@@ -35,20 +35,28 @@ class Turns:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = asyncio.Semaphore(count)
+        self._owed = 0
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        async with self._free:
+        await self._free.acquire()
+        try:
             yield
+        finally:
+            if self._owed:
+                self._owed -= 1
+            else:
+                self._free.release()
 
-    @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        """Inside a turn: without it until the end of the block."""
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Inside a turn: without it in this block. Coming back waits for nobody, since those who have a turn may be
+        waiting for work; the next turn that ends pays for it."""
         self._free.release()
         try:
             yield
         finally:
-            await self._free.acquire()
+            self._owed += 1
 
 
 class KeyQueue:

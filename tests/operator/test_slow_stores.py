@@ -68,23 +68,31 @@ def test_with_too_many_jobs_at_slow_stores_the_next_one_is_tried_later(tmp_path:
     assert asyncio.run(look()) == [""] * (MOST_AT_STORES + 1)
 
 
-def test_a_reconcile_that_is_at_a_store_leaves_its_turn_to_others() -> None:
+def test_a_reconcile_that_is_at_a_store_leaves_its_turn_to_others_and_goes_on_without_waiting_for_one() -> (
+    None
+):
     async def life() -> list[str]:
-        turns, back, done = Turns(1), asyncio.Event(), []
+        turns, back, idle, done = Turns(1), asyncio.Event(), asyncio.Event(), []
 
         async def at_store() -> None:
             async with turns.turn():
-                async with turns.away():
+                with turns.away():
                     await back.wait()
                 done.append("store")
+                idle.set()
 
-        async def other() -> None:
+        async def waits_for_work() -> None:
             async with turns.turn():
-                done.append("other")
                 back.set()
+                await idle.wait()
+                done.append("idle")
+
+        async def next_one() -> None:
+            async with turns.turn():
+                done.append("next")
 
         async with asyncio.timeout(5):
-            await asyncio.gather(at_store(), other())
+            await asyncio.gather(at_store(), waits_for_work(), next_one())
         return done
 
-    assert asyncio.run(life()) == ["other", "store"]
+    assert asyncio.run(life()) == ["store", "idle", "next"]

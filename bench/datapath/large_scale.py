@@ -1,0 +1,104 @@
+"""A thousand ranks, simulated: planning, parts and the merge at the coordinator. Growth must be near linear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from figures import Figure, quantile
+
+from trainer_sidecar.contract import CONTRACT_VERSION
+from trainer_sidecar.contract.checkpoint import (
+    Part,
+    Progress,
+    Seal,
+    ShardHash,
+    TrainingState,
+    leaf_hashes,
+    tree_root,
+)
+from trainer_sidecar.contract.journal import ObjectRef, SaveReason
+from trainer_sidecar.contract.topology import Batch, Mesh, Topology
+from trainer_sidecar.store.merge import Merger
+from trainer_sidecar.train.describe import slice_columns, tensor_columns
+from trainer_sidecar.train.layout import Layout, Placement
+from trainer_sidecar.train.ownership import Entry, Planner
+
+TENSORS = 1000
+REF = ObjectRef(size=1, sha256="0" * 64)
+
+
+def measure() -> Iterable[Figure]:
+    """Figures for 64 and 1,024 ranks of 1,000 tensors, sharded over all of them."""
+    planned = {ranks: _plan_milliseconds(ranks) for ranks in (64, 1024)}
+    yield Figure("scale/plan and part of 1,000 tensors, 1,024 ranks", planned[1024], "ms", 50)
+    yield Figure("scale/the same at 1,024 ÷ at 64 ranks", planned[1024] / planned[64], "×", 2)
+    merged = {ranks: _merge_seconds(ranks) for ranks in (128, 1024)}
+    last, whole, size = merged[1024]
+    yield Figure("scale/last part read → index and manifest made, 1,024 ranks", last, "s", 1)
+    growth = (whole / 1024) / (merged[128][1] / 128)
+    yield Figure("scale/merge per rank at 1,024 ÷ at 128 ranks", growth, "×", 1.5, f"{whole:.2f} s in all")
+    yield Figure("scale/index of 1,024 ranks and 1,000 tensors", size / 1e6, "MB")
+
+
+def _entries(ranks: int) -> list[Entry]:
+    layout = Layout((ranks,), tuple(range(ranks)), (Placement(0),))
+    return [
+        Entry(f"model/layers.{i}.weight", "float32", 4, (ranks * 4, 64), layout, False)
+        for i in range(TENSORS)
+    ]
+
+
+def _plan_milliseconds(ranks: int) -> float:
+    """Median of five: plan, columns and the part's JSON of one rank, nothing cached."""
+    entries, taken = _entries(ranks), []
+    for _ in range(5):
+        begin = time.perf_counter()
+        _part(ranks, ranks - 1, entries).to_bytes()
+        taken.append((time.perf_counter() - begin) * 1e3)
+    return quantile(taken, 0.5)
+
+
+def _part(ranks: int, rank: int, entries: list[Entry]) -> Part:
+    plan = Planner(rank, ranks).plan(entries)
+    batch = Batch(global_batch_size=ranks, micro_batch_size=1, accumulation=1)
+    state = TrainingState(optimizers=[]) if rank == 0 else None
+    seal = Seal(
+        contract_version=CONTRACT_VERSION,
+        epoch=1,
+        save_id="0" * 32,
+        checkpoint_id="000000000001-0000000001-00000000",
+        rank=rank,
+        generation=1,
+        buffer="buffer-0",
+        size=plan.size,
+        topology=Topology(nodes=ranks, ranks_per_node=1, mesh=Mesh(dp=ranks), batch=batch),
+        mesh_digest="0" * 64,
+        tensors=tensor_columns(plan, rank),
+        slices=slice_columns(plan, rank),
+        state_digest="0" * 32,
+        progress=Progress(step=1, epoch=0, samples=1, sample_digest="0" * 32),
+        reason=SaveReason.INTERVAL,
+        training_state=state,
+    )
+    leaves = leaf_hashes(bytes(plan.size))
+    root = tree_root(plan.size, leaves)
+    shard = ShardHash(name=f"rank-{rank:05d}.distcp", size=plan.size, root=root, leaves=REF)
+    return Part(seal=seal, shard=shard)
+
+
+def _merge_seconds(ranks: int) -> tuple[float, float, int]:
+    """(seconds from the last part to the documents, seconds of all of it without making the parts, index bytes)."""
+    entries = _entries(ranks)
+    data = [_part(ranks, rank, entries).to_bytes() for rank in range(ranks)]
+    merger = Merger()
+    begin = time.perf_counter()
+    for text in data[:-1]:
+        merger.add(Part.model_validate_json(text), REF)
+    last = time.perf_counter()
+    merger.add(Part.model_validate_json(data[-1]), REF)
+    merged = merger.finish()
+    index = merged.index.to_bytes()
+    merged.manifest(REF, None).to_bytes()
+    end = time.perf_counter()
+    return end - last, end - begin, len(index)
