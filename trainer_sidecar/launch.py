@@ -334,8 +334,8 @@ def elastic_error(path: str) -> str:
     """Traceback in the file that torch's `@record` writes, or nothing."""
     message = (read_json(path) or {}).get("message", "") if path else ""
     if isinstance(message, dict):
-        return str(message.get("extraInfo", {}).get("py_callstack") or message.get("message", ""))
-    return str(message)
+        message = message.get("extraInfo", {}).get("py_callstack") or message.get("message", "")
+    return str(message).encode(errors="backslashreplace").decode()  # half a character is no JSON for others
 
 
 # ---------------------------------------------------------------------------------------------------- outcome

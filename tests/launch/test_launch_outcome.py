@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from trainer_sidecar import launch
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import STACKS_SIGNAL
+from trainer_sidecar.train.outcome import OutcomeFile
 
 PLAN = {"epoch": 5, "attempt": 2, "topology": {"nodes": 1, "ranksPerNode": 3}}
 
@@ -32,6 +35,22 @@ def test_the_launcher_repeats_the_contract_word_for_word() -> None:
     assert launch.STACKS_SIGNAL == STACKS_SIGNAL
     assert list(launch.MERGE_ORDER) == [kind.value for kind in OutcomeKind]
     assert {k.value: code for k, code in EXIT_CODES.items()} == launch.EXIT_CODES
+
+
+def test_bytes_that_are_no_text_reach_the_outcome_in_a_form_that_everybody_reads(tmp_path: Path) -> None:
+    """The name of a file in an error can hold them (PEP 383)."""
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "no file 'a\udcff'"}}))
+    error = launch.elastic_error(str(path))
+    assert error == "no file 'a\\udcff'"
+    Outcome.model_validate_json(
+        launch.bounded_json({"epoch": 1, "attempt": 1, "kind": "Failed", "message": error})
+    )
+
+    plan: Any = SimpleNamespace(epoch=1, attempt=1)
+    OutcomeFile(tmp_path, plan, 0).failed(FileNotFoundError("a\udcff"), 3)
+    written = Outcome.model_validate_json((tmp_path / "rank-00000.json").read_bytes())
+    assert written.message == "FileNotFoundError at step 3: a\\udcff"
 
 
 def test_the_first_rank_to_die_is_blamed() -> None:

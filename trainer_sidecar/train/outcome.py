@@ -46,12 +46,17 @@ class OutcomeFile:
     def failed(self, error: BaseException, step: int) -> None:
         """Record an exception under the word that it deserves."""
         text = "".join(traceback.format_exception(error))
-        tail = text.encode()[-MAX_ERROR_BYTES:].decode(errors="ignore")
+        tail = _told(text).encode()[-MAX_ERROR_BYTES:].decode(errors="ignore")
         failure = RankFailure(rank=self._rank, exit_code=1, error=tail)
-        message = f"{type(error).__name__} at step {step}: {error}"[:MAX_ERROR_BYTES]
+        message = _told(f"{type(error).__name__} at step {step}: {error}")[:MAX_ERROR_BYTES]
         if isinstance(error, ResumeRefused):
-            self.write(OutcomeKind.RESUME_REFUSED, step, str(error)[:4096])
+            self.write(OutcomeKind.RESUME_REFUSED, step, _told(str(error))[:4096])
         elif isinstance(error, Fenced):
             self.write(OutcomeKind.FENCED, step, message)
         else:
             self.write(OutcomeKind.FAILED, step, message, failure)
+
+
+def _told(text: str) -> str:
+    """Text that UTF-8 can hold: the name of a file can have bytes in it that are none (PEP 383)."""
+    return text.encode(errors="backslashreplace").decode()
