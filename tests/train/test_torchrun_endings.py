@@ -47,7 +47,7 @@ def stopped(world: RankWorld) -> Started:
 @pytest.fixture(scope="module")
 def killed(world: RankWorld, stopped: Started) -> Started:
     """Resumed; rank 0 is killed at step 8 after the commit of step 6."""
-    plan = world.attempt(topology(2, BATCH), world.commit_of(2), checkpoint=EVERY_3)
+    plan = world.attempt(topology(2, BATCH), world.commit_of(1), checkpoint=EVERY_3)
     return world.start(plan, TINY_KIND="ddp", TINY_STEPS=str(STEPS), TINY_DIE_AT="8").wait(1)
 
 
@@ -60,11 +60,11 @@ def finished(world: RankWorld, killed: Started) -> Started:
 
 
 def test_on_order_all_ranks_save_the_same_step_and_stop(world: RankWorld, stopped: Started) -> None:
-    """The order is seen at the end of step 1 and agreed on at the end of step 2."""
+    """The order is there when the first batch is, so step 1 is the last."""
     for rank in range(2):
-        assert (stopped.outcome(rank).kind, stopped.outcome(rank).step) == (OutcomeKind.SAVED_AND_STOPPED, 2)
+        assert (stopped.outcome(rank).kind, stopped.outcome(rank).step) == (OutcomeKind.SAVED_AND_STOPPED, 1)
     (commit,) = [c for c in world.commits() if c.epoch == stopped.plan.epoch]
-    assert (commit.step, commit.reason) == (2, SaveReason.ORDER)
+    assert (commit.step, commit.reason) == (1, SaveReason.ORDER)
 
 
 def test_a_killed_rank_leaves_no_outcome_and_its_commits_stay(world: RankWorld, killed: Started) -> None:
@@ -75,9 +75,7 @@ def test_a_killed_rank_leaves_no_outcome_and_its_commits_stay(world: RankWorld, 
 def test_stops_kills_and_another_wrapper_do_not_change_the_losses(
     control: Started, stopped: Started, killed: Started, finished: Started
 ) -> None:
-    owner = (
-        {1: stopped, 2: stopped} | dict.fromkeys(range(3, 7), killed) | dict.fromkeys(range(7, 13), finished)
-    )
+    owner = {1: stopped} | dict.fromkeys(range(2, 7), killed) | dict.fromkeys(range(7, 13), finished)
     expected = control.result()["losses"]
     for step, run in owner.items():
         losses = [line["loss"] for line in run.ledger() if line["step"] == step]
@@ -99,7 +97,7 @@ def test_the_parents_of_commits_are_the_surviving_history(
 ) -> None:
     epochs = [run.plan.epoch for run in (stopped, killed, finished)]
     commits = [c for c in world.commits() if c.epoch in epochs]
-    assert [c.step for c in commits] == [2, 3, 6, 9, 12]
+    assert [c.step for c in commits] == [1, 3, 6, 9, 12]
     assert [c.parent for c in commits[1:]] == [c.checkpoint_id for c in commits[:-1]]
 
 

@@ -1,4 +1,4 @@
-"""What all ranks know alike: one small all-reduce per step, asynchronous, read one step later (datapath T21).
+"""What all ranks know alike: one small all-reduce per step, asynchronous, read at the step's end (datapath T21).
 
 Orders, outcomes and time-based decisions must be taken at the same step on every rank, or ranks hang in each other's
 collectives. Rank 0 decides what depends on clocks and on the sidecar; the sum carries it to all. No reduce
@@ -7,6 +7,7 @@ at world size 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ _CUT = 2.0**20
 
 @dataclass(frozen=True)
 class Values:
-    """What one rank puts in; only rank 0 fills `outcome`, `due`, `cut`, `micro_seconds`. `step` is the same everywhere."""
+    """What one rank puts in; only rank 0 fills `outcome`, `due`, `cut`, `micro_seconds`. `step` is the same on all."""
 
     step: int
     order: bool = False
@@ -37,7 +38,9 @@ class Values:
 
 
 class Agreement:
-    """One all-reduce in flight at most: `launch` at a step's end, `read` at the next one."""
+    """One all-reduce in flight at most: `launch` once a step has its first batch (in a script that feeds itself, at the
+    end of the step before), `read` at its end. So an order that came while the batch was loaded counts at once.
+    """
 
     def __init__(self, world_size: int, group: dist.ProcessGroup | None) -> None:
         self._world, self._group = world_size, group
@@ -80,6 +83,18 @@ class Agreement:
             cut=order >= _CUT,
             micro_seconds=due // 2 / 1000,
         )
+
+    def total(self, numbers: list[float]) -> Callable[[], list[float]]:
+        """Sums over the ranks. Begins now; call what is returned to wait for them."""
+        vector = torch.tensor(numbers, dtype=torch.float64)
+        work = dist.all_reduce(vector, group=self._group, async_op=True) if self._world > 1 else None
+
+        def wait() -> list[float]:
+            if work is not None:
+                work.wait()
+            return [float(x) for x in vector.tolist()]
+
+        return wait
 
     def decide(self, value: int) -> int:
         """Rank 0's `value` on every rank; blocks."""

@@ -1,15 +1,19 @@
-"""Micro batches of a dp rank, and the accumulation window in which their losses add up."""
+"""Where the micro batches of a dp rank come from: read here, by a DataLoader, or by a loader that keeps its place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from trainer_sidecar.train.cursor import Cursor
+from trainer_sidecar.train.errors import TrainingLibraryError
+from trainer_sidecar.train.loading import OrderedBatches, make_loader
 from trainer_sidecar.train.stateful import StatefulLoader
+from trainer_sidecar.train.streams import Streams
 from trainer_sidecar.train.window import Window
 
 
@@ -20,7 +24,28 @@ class Feed:
     data: Any
     collate: Callable[[list[Any]], Any] | None
     total_steps: int | None
-    _items: list[Any] = field(default_factory=list)
+
+    def needed(self) -> Any:
+        """The data. Raises TrainingLibraryError when the script feeds itself."""
+        if self.data is None:
+            raise TrainingLibraryError(
+                "batches() needs data=: give Session.from_env a dataset, or feed the loop yourself"
+            )
+        return self.data
+
+    def sampler(self, cursor: Cursor, micro: Callable[[], int]) -> OrderedBatches:
+        """Raises ValueError when the data bring their own loader."""
+        if isinstance(self.needed(), StatefulLoader):
+            raise ValueError("a StatefulLoader brings its own loader: iterate over session.batches()")
+        return OrderedBatches(cursor, micro, self.total_steps)
+
+    def loader(self, batches: OrderedBatches, options: dict[str, Any]) -> DataLoader[Any]:
+        """Raises ValueError for options that would change the order."""
+        if isinstance(self.data, Streams) and options.get("num_workers"):
+            raise ValueError(
+                "streams are read in order by one process: use num_workers=0, or read ahead in open_at"
+            )
+        return make_loader(self.data, batches, self.collate, options)
 
     def fetch(self, items: Sequence[Any]) -> Any:
         """The micro batch of these samples."""
@@ -37,10 +62,4 @@ class Feed:
             return batch
         window.ids += cursor.micro_ids(window.micro).tolist()
         items = cursor.micro_items_at(cursor.samples, window.micro)
-        self._items += items
         return self.fetch(items) if fetched is None else next(fetched)
-
-    def pieces(self) -> list[list[list[int]]]:
-        """What the packed sequences since the last call were made of; empty for other data."""
-        items, self._items = self._items, []
-        return [[list(piece) for piece in item] for item in items if isinstance(item, tuple)]

@@ -7,9 +7,17 @@ the last one and a committed step always has its line. Reading the loss blocks a
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from trainer_sidecar.contract.ledger import LedgerStep, ledger_name
+from trainer_sidecar.train.cursor import Cursor
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.scalars import Number, ScalarTap
 
 
 class Ledger:
@@ -34,3 +42,39 @@ class Ledger:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """What a rank consumed in one step; taken before the cursor moves on, since then the pieces are gone."""
+
+    ids: list[int]
+    datasets: list[str]
+    pieces: list[list[list[int]]]
+
+    @staticmethod
+    def of(cursor: Cursor, ids: list[int]) -> Consumed:
+        order = cursor.order
+        return Consumed(ids, order.names() if order else [], order.pieces(ids) if order else [])
+
+    def line(
+        self, env: Environment, step: int, loss: Number, grad_norm: Number, rates: Sequence[float]
+    ) -> LedgerStep:
+        """The line of the step; reads the loss, which waits for its device."""
+        reading = ScalarTap(torch.device("cpu")).take(step, loss, grad_norm)
+        assert reading is not None
+        return LedgerStep(
+            attempt=env.plan.attempt,
+            epoch=env.plan.epoch,
+            step=step,
+            rank=env.rank,
+            dp_rank=env.dp_rank,
+            dp=env.plan.topology.mesh.dp,
+            samples=self.ids,
+            datasets=self.datasets,
+            pieces=self.pieces,
+            loss=reading.loss,
+            grad_norm=reading.grad_norm,
+            lr=list(rates),
+            time=time.time(),
+        )

@@ -17,7 +17,7 @@ Algorithm `rtj-order-1`, fixed for ever once released (golden vectors in the tes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +124,11 @@ class Order:
         """Consumed samples and finished epochs of each dataset, where there are several."""
         del position
         return {}
+
+    def pieces(self, ids: Sequence[int]) -> list[list[list[int]]]:
+        """What each of these samples is made of, for the ledger; empty where a sample is one entry of the dataset."""
+        del ids
+        return []
 
     def names(self) -> list[str]:
         """Datasets by the number that an id holds above its low 48 bits; empty where ids are plain indices."""

@@ -165,6 +165,10 @@ class PackedOrder(Order):
         whole = {"documents": {"samples": document, "epoch": self._below.epoch(document)}}
         return self._below.counts(document) or whole
 
+    def pieces(self, ids: Sequence[int]) -> list[list[list[int]]]:
+        """[document, first token, end] of each piece of these sequences."""
+        return [[list(piece) for piece in self.items(number, 1)[0]] for number in ids]
+
     def names(self) -> list[str]:
         """Of the datasets below."""
         return self._below.names()

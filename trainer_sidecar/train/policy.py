@@ -47,6 +47,8 @@ class SavePolicy:
         self.requested = False
         self.stopped = False
         """The run was saved on order."""
+        self.leaving = False
+        """The ranks agreed, between two steps, to save on order once the script leaves its loop."""
 
     def due_by_clock(self) -> bool:
         """Rank 0's view; it reaches the others through the agreement."""
@@ -65,6 +67,13 @@ class SavePolicy:
         """The newest committed place, in words."""
         step, micro = self._committed
         return f"step {step}" + (f", micro step {micro} of the next one" if micro else "")
+
+    @property
+    def ended(self) -> str:
+        """What a good end leaves behind, in words."""
+        if self._committed == (0, 0):
+            return "no step was taken since the run began, so there is nothing to commit"
+        return f"{self.place} is committed"
 
     def ordered(self) -> bool:
         """Whether this pod has the order to save and exit."""
@@ -87,9 +96,8 @@ class SavePolicy:
 
     def decide(self, agreed: Values | None) -> None:
         """Save, skip, wait or stop after a step. Raises Fenced, SaveFailed."""
-        if agreed is not None and agreed.order and not self.stopped:
-            self.save_now(SaveReason.ORDER)
-            self.stopped = True
+        if (self.leaving or (agreed is not None and agreed.order)) and not self.stopped:
+            self.save_on_order()
             return
         policy, step = self._env.plan.checkpoint, self._cursor.step
         requested = agreed is not None and agreed.requested
@@ -97,6 +105,22 @@ class SavePolicy:
         due = due or bool(policy.interval_steps and step % policy.interval_steps == 0)
         if due or requested:
             self._save_or_skip(requested)
+
+    def save_on_order(self) -> None:
+        """Save, and stop. Raises SaveFailed."""
+        self.save_now(SaveReason.ORDER)
+        self.stopped = True
+
+    def save_at_the_end(self) -> None:
+        """Unless just done. Raises SaveFailed."""
+        if self.leaving and not self.stopped:
+            self.save_on_order()
+        elif not self.stopped:
+            self.save_now(SaveReason.FINAL)
+
+    def leave(self) -> None:
+        """All ranks agreed to; the script leaves its loop."""
+        self.leaving = True
 
     def decide_inside(self, agreed: Values | None) -> None:
         """The same between two micro steps: orders, requests and seconds. Raises Fenced, SaveFailed."""

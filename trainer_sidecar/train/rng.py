@@ -1,12 +1,15 @@
 """Random state of one rank: Python, NumPy, torch on the CPU and on the rank's CUDA device.
 
 Belongs to the rank alone and is saved under its own key (field finding: one rank's state restored on all). When the
-topology changed, ranks get a state derived from (seed, step, dp rank), and the report says so.
+topology changed, every rank gets a state derived from (seed, step, dp rank), whether it existed before or not: what was
+random for one rank's share of the batch says nothing about another share. The report names each of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer_sidecar.contract.report import Check
 from trainer_sidecar.train import tagged
+
+log = logging.getLogger("rtj.train")
+_FIRST_BATCH = "rng at the first batch"
 
 
 def capture(device: torch.device) -> dict[str, Any]:
@@ -44,6 +51,11 @@ def restore(encoded: Any, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
+def digest(encoded: Any) -> str:
+    """SHA-256 over the JSON of what `capture` returned, 64 hex digits."""
+    return hashlib.sha256(json.dumps(encoded, sort_keys=True).encode()).hexdigest()
+
+
 @dataclass
 class Kept:
     """The generators as the restore left them, until the first batch.
@@ -58,6 +70,24 @@ class Kept:
     @staticmethod
     def now(device: torch.device) -> Kept:
         return Kept(capture(device), device)
+
+    def check(self) -> Check:
+        """At the first batch: put the generators back if they have moved, and prove by digest that they stand there."""
+        moved = self.put_back()
+        if moved:
+            log.warning("the script drew from or seeded %s after the restore: put back", ", ".join(moved))
+        detail = f"moved by the script after the restore and put back: {', '.join(moved)}" if moved else ""
+        expected, found = digest(self.state), digest(capture(self.device))
+        return Check(
+            name=_FIRST_BATCH, passed=expected == found, expected=expected, found=found, detail=detail
+        )
+
+    def unseen(self) -> Check:
+        """For a script that feeds itself."""
+        detail = (
+            "not checked: the script feeds itself, so nothing tells what was drawn before its first batch"
+        )
+        return Check(name=_FIRST_BATCH, passed=True, expected=digest(self.state), detail=detail)
 
     def put_back(self) -> list[str]:
         """Restore again if need be; returns the names of the generators that had moved."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,13 +25,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from trainer_sidecar.contract import messages as m
-from trainer_sidecar.contract.journal import SaveReason
-from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.contract.outcome import OutcomeKind
-from trainer_sidecar.contract.report import Check, ResumeReport
+from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.train import environment, rng, scalars
 from trainer_sidecar.train.accumulation import Accumulation
 from trainer_sidecar.train.agreement import Agreement, Values
+from trainer_sidecar.train.aside import aside
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.environment import Environment
@@ -40,8 +39,8 @@ from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed
 from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
-from trainer_sidecar.train.ledger import Ledger
-from trainer_sidecar.train.loading import OrderedBatches, iterate, make_loader
+from trainer_sidecar.train.ledger import Consumed, Ledger
+from trainer_sidecar.train.loading import OrderedBatches, iterate
 from trainer_sidecar.train.ordering import order_of, per_rank_of, steps_of
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
@@ -51,7 +50,6 @@ from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
 from trainer_sidecar.train.stage import Stage
 from trainer_sidecar.train.stage_names import meet_stages
-from trainer_sidecar.train.streams import Streams
 from trainer_sidecar.train.window import Window
 
 log = logging.getLogger("rtj.train")
@@ -96,6 +94,7 @@ class Session:
             self._tap = ScalarTap(env.device)
             self._micro_seconds = 0.0
             self._seen: Reading | None = None
+            self._due, self._feeds = True, False
             self._rates = self._current_rates()
             self._first_step_done = False
             self._step_seconds: float | None = None
@@ -135,12 +134,11 @@ class Session:
 
         `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]), a `Mixture`, `Packed` documents,
         `Streams`, a `StatefulLoader`, or None when the script feeds itself; the run ends after `total_steps` or
-        `epochs`; `extra` are objects with state_dict/load_state_dict, equal on all ranks; those in `per_rank` differ and
-        can be restored on the same mesh only;
-        `fingerprints` come from `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are
-        patterns of changes that you consent to in this attempt (`training.*`); with pipeline stages, `model` is this
-        rank's stage and `stage` says what its parameters are called in the whole model. Raises EnvironmentMissing,
-        ResumeRefused, SidecarLost, Fenced, ValueError.
+        `epochs`; `extra` are objects with state_dict/load_state_dict, equal on all ranks; those in `per_rank` differ
+        and can be restored on the same mesh only; `fingerprints` come from `fingerprint(…)`, or are your own and must
+        then be equal in every attempt; `accept` are patterns of changes that you consent to in this attempt
+        (`training.*`); with pipeline stages, `model` is this rank's stage and `stage` says what its parameters are
+        called in the whole model. Raises EnvironmentMissing, ResumeRefused, SidecarLost, Fenced, ValueError.
         """
         env = environment.join(device)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
@@ -216,58 +214,55 @@ class Session:
     def should_stop(self) -> bool:
         """True once the run was saved on order or has taken its last step: leave the loop."""
         limit = self._feed.total_steps
-        return self._policy.stopped or (limit is not None and self.step >= limit)
+        return self._policy.stopped or self._policy.leaving or (limit is not None and self.step >= limit)
 
     def loader(self, **options: Any) -> DataLoader[Any]:
         """A DataLoader over `data` in the session's order, for `batches(loader)`; `options` as of torch's DataLoader
         (`num_workers`, `persistent_workers`, `pin_memory`, …). Raises ValueError for those that would change the order.
         """
-        if isinstance(self._needed_data(), Streams) and options.get("num_workers"):
-            raise ValueError(
-                "streams are read in order by one process: use num_workers=0, or read ahead in open_at"
-            )
-        return make_loader(self._needed_data(), self.batch_sampler(), self._feed.collate, options)
+        return self._feed.loader(self.batch_sampler(), options)
 
     def batch_sampler(self) -> OrderedBatches:
         """Micro batches of sample ids for a DataLoader of your own; always from what was consumed on."""
-        self._needed_data()
-        return OrderedBatches(self._cursor, lambda: self._window.micro, self._feed.total_steps)
-
-    def _needed_data(self) -> Any:
-        if self._feed.data is None:
-            raise TrainingLibraryError(
-                "batches() needs data=: give Session.from_env a dataset, or feed the loop yourself"
-            )
-        return self._feed.data
+        return self._feed.sampler(self._cursor, lambda: self._window.micro)
 
     def batches(self, loader: Any = None) -> Iterator[Any]:
         """Micro batches of this dp rank until the run ends. Raises TrainingLibraryError when a step was not closed.
 
         `loader`: a DataLoader made by `loader()` or over `batch_sampler()`; without one, batches are read here.
         """
-        self._needed_data()
+        self._feed.needed()
         fetched = iterate(loader) if loader is not None else None
         while not self.should_stop:
             step, micro = self.step, self._window.micro
-            self._keep_random()
+            self._check_random(seen=True)
             self._accumulation.note_start()
-            yield self._feed.take(self._cursor, self._window, fetched)
+            batch, self._feeds = self._feed.take(self._cursor, self._window, fetched), True
+            self._launch_due()
+            yield batch
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
                     f"a batch was asked for after micro step {micro + 1} of {self.accumulation} in step {step + 1}"
                     " without micro_end() or step_end(): call one of them after every backward()"
                 )
 
-    def _keep_random(self) -> None:
+    def aside(self, items: Iterable[Any]) -> Iterator[Any]:
+        """`items` of a loop of your own between two steps (evaluation, a warm-up), on all ranks.
+
+        It ends early when the order to save and exit comes: then leave the training loop too (`should_stop` is True),
+        the session saves when it is left. Generators are put back afterwards. Not inside an accumulation window.
+        """
+        if self._accumulation.inside:
+            raise TrainingLibraryError(
+                f"aside() after micro step {self._window.micro} of {self.accumulation}: use it between two steps"
+            )
+        return aside(items, self._agreement, self._policy.ordered, self._policy.leave, self._env.device)
+
+    def _check_random(self, *, seen: bool) -> None:
         """Before the first batch: the generators are as the restore left them, whatever the script did since."""
         kept, self._random = self._random, None
-        if kept is None:
-            return
-        moved = kept.put_back()
-        if moved:
-            log.warning("the script drew from or seeded %s after the restore: put back", ", ".join(moved))
-        detail = f"moved by the script after the restore and put back: {', '.join(moved)}" if moved else ""
-        self._evidence.add(Check(name="rng at the first batch", passed=True, detail=detail))
+        if kept is not None:
+            self._evidence.add(kept.check() if seen else kept.unseen())
 
     def micro_end(self, loss: Number = None, weight: Number = None) -> bool:
         """End of a micro step's backward. True while the accumulation window is open: go on with the next batch.
@@ -292,13 +287,23 @@ class Session:
             raise TrainingLibraryError(
                 f"step_end() after micro step {self._window.micro + 1} of {self.accumulation}: call micro_end() first"
             )
+        self._check_random(seen=False)
         self._count(self._window.loss if loss is None else loss, grad_norm)
         self._policy.decide(self._hear())
-        self._launch(self._seen)
+        self._due, fed, self._feeds = True, self._feeds, False
+        if not fed:
+            self._launch_due()
         self._tell_progress()
+
+    def _launch_due(self) -> None:
+        """Agree on what stands since the last step's end, as late as can be: once the next batch is there."""
+        if self._due:
+            self._due = False
+            self._launch(self._seen)
 
     def _hear(self) -> Values | None:
         """What the ranks agreed on last: taken to heart, and returned."""
+        self._launch_due()
         agreed = self._agreement.read()
         if agreed is not None:
             self._micro_seconds = agreed.micro_seconds
@@ -315,34 +320,13 @@ class Session:
         now = time.monotonic()
         self._step_seconds, self._step_began = now - self._step_began, now
         self._evidence.batch(self.step + 1, self._cursor.batch_digest())
+        consumed = Consumed.of(self._cursor, self._accumulation.next_window().ids)
         self._cursor.advance()
-        ids = self._accumulation.next_window().ids
-        pieces = self._feed.pieces()
         grad_norm = scalars.whole(grad_norm)
         self._seen = self._tap.take(self.step, loss, grad_norm)
         used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
         if self._ledger.enabled:
-            self._ledger.write(
-                self._ledger_step(ids, loss, grad_norm, used).model_copy(update={"pieces": pieces})
-            )
-
-    def _ledger_step(self, ids: list[int], loss: Number, grad_norm: Number, rates: list[float]) -> LedgerStep:
-        reading = ScalarTap(torch.device("cpu")).take(self.step, loss, grad_norm)
-        assert reading is not None
-        return LedgerStep(
-            attempt=self._env.plan.attempt,
-            epoch=self._env.plan.epoch,
-            step=self.step,
-            rank=self._env.rank,
-            dp_rank=self._env.dp_rank,
-            dp=self._env.plan.topology.mesh.dp,
-            samples=ids,
-            datasets=self._cursor.order.names() if self._cursor.order else [],
-            loss=reading.loss,
-            grad_norm=reading.grad_norm,
-            lr=rates,
-            time=time.time(),
-        )
+            self._ledger.write(consumed.line(self._env, self.step, loss, grad_norm, used))
 
     def _current_rates(self) -> list[float]:
         return [
@@ -386,12 +370,11 @@ class Session:
         if self._outcome.written is not None:
             return
         self._hear()
-        if not self._policy.stopped:
-            self._policy.save_now(SaveReason.FINAL)
+        self._policy.save_at_the_end()
         self._report("")
         self._agreement.barrier()
         kind = OutcomeKind.SAVED_AND_STOPPED if self._policy.stopped else OutcomeKind.FINISHED
-        self._outcome.write(kind, self.step, f"{self._policy.place} is committed")
+        self._outcome.write(kind, self.step, self._policy.ended)
         self._ledger.close()
 
     def _tell_progress(self) -> None:

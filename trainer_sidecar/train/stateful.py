@@ -2,14 +2,20 @@
 
 Its state belongs to one rank and says nothing about other numbers of ranks or workers. Prefer the session's own orders
 where the data can be read by index; this is for iterable datasets that can only save where they are.
+
+A loader draws from its generators more often after a load than without (torchdata 0.11 shuffled all later passes in
+another way after a resume when it had been given a generator), so every pass begins with a seed of its own here:
+SHA-256("rtj-loader-1", the generator's first seed, the number of the pass).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from trainer_sidecar.train.errors import ResumeRefused
 from trainer_sidecar.train.loading import iterate
@@ -33,6 +39,7 @@ class StatefulLoader:
         self._make, self._ids = make, ids
         self._loader: Any = None
         self._iterator: Iterator[Any] | None = None
+        self._seeds: list[int] = []
         self._fresh = True
         """The pass under way began at its beginning."""
         self.epoch, self.batches, self.digest = 0, 0, EMPTY_DIGEST
@@ -53,12 +60,28 @@ class StatefulLoader:
                 "micro batch size that `make` is called with"
             )
         self._loader = loader
+        self._seeds = [generator.initial_seed() for generator in self._generators()]
+
+    def _generators(self) -> list[torch.Generator]:
+        """Those that shuffle: the loader's, and its sampler's where that is another one."""
+        found = [
+            getattr(of, "generator", None) for of in (self._loader, getattr(self._loader, "sampler", None))
+        ]
+        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+    def _begin_pass(self) -> None:
+        if self._fresh:
+            for generator, seed in zip(self._generators(), self._seeds, strict=True):
+                digest = hashlib.sha256(f"rtj-loader-1\n{seed}\n{self.epoch}".encode()).digest()
+                generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        self._iterator = iterate(self._loader)
 
     def take(self) -> tuple[Any, list[int]]:
         """The next micro batch and, with `ids`, its samples. Raises ValueError when a whole pass yields nothing."""
         while True:
             if self._iterator is None:
-                self._iterator = iterate(self._loader)
+                self._begin_pass()
+            assert self._iterator is not None
             began = self._fresh and not self.batches
             try:
                 batch = next(self._iterator)
@@ -83,7 +106,7 @@ class StatefulLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """After the batches that were taken."""
-        place = {"epoch": self.epoch, "batches": self.batches, "digest": self.digest}
+        place = {"epoch": self.epoch, "batches": self.batches, "digest": self.digest, "seeds": self._seeds}
         return {"fixed": self._fixed(), **place, "loader": self._loader.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,7 +120,7 @@ class StatefulLoader:
         if differ:
             raise ResumeRefused(differ)
         self._loader.load_state_dict(dict(state["loader"]))
-        self._iterator, self._fresh = None, False
+        self._iterator, self._fresh, self._seeds = None, False, [int(seed) for seed in state["seeds"]]
         self.epoch, self.batches, self.digest = (
             int(state["epoch"]),
             int(state["batches"]),
