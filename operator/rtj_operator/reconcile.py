@@ -79,6 +79,7 @@ class Reconciler:
         entry = self.memory.calm(key)
         if entry is not None and (after := await self._glance(key, entry)) is not None:
             return after
+        self.memory.begin(key)
         try:
             raw = await self.kube.get(RTJ, namespace, name)
         except NotFound:
@@ -86,7 +87,6 @@ class Reconciler:
             return None
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
-        self.memory.begin(key)
         try:
             made = prepare(raw, self.defaults, self.settings)
         except InvalidJobError as exc:

@@ -78,6 +78,9 @@ class Memory:
 
     def changed(self, key: Key, body: Object) -> bool:
         """A watch saw `body`. True, and the memory is stale, unless exactly that version was read or written here."""
+        if key in self._held:
+            self._held[key].append(body)
+            return False
         entry = self._entries.get(key)
         if (
             entry is not None
