@@ -1,0 +1,88 @@
+"""Accumulation windows on real ranks without gradient sync: own gradients bit for bit, reduced ones on any mesh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rank_world import RankWorld, topology
+from warm_ranks import WarmRanks, tail
+
+from trainer_sidecar.contract.journal import SaveReason
+from trainer_sidecar.contract.plan import AccumulationSave, CheckpointPolicy, Plan
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(300)]
+RAW, REDUCED = AccumulationSave.RAW, AccumulationSave.REDUCED
+BATCH, AT = (
+    24,
+    {"ASK_STEP": "1", "ASK_MICRO": "0"},
+)  # heard one micro step later: 12 of 24 samples are consumed
+
+
+class Runs:
+    """Attempts of the script in one world."""
+
+    def __init__(self, world: RankWorld, ranks: WarmRanks) -> None:
+        self.world, self.ranks = world, ranks
+
+    def run(
+        self, kind: str, ranks: int, mode: AccumulationSave, after: Plan | None = None, **env: str
+    ) -> tuple[Plan, list[dict[str, Any]]]:
+        """`after`: goes on from the save that this attempt was asked for."""
+        policy = CheckpointPolicy(interval_steps=0, interval_seconds=0, accumulation_save=mode)
+        where = None
+        if after is not None:
+            saved = [c for c in self.world.commits() if c.epoch == after.epoch]
+            asked = next(c for c in saved if c.reason == SaveReason.REQUEST)
+            where = self.world.journal.history.restore_point_of(asked.checkpoint_id)
+        plan = self.world.attempt(topology(ranks, BATCH), where, checkpoint=policy)
+        codes = self.ranks.run(self.world, plan, "window.py", KIND=kind, **env)
+        assert codes == [0] * ranks, tail(self.world, plan)
+        files = [self.world.out / f"window-e{plan.epoch}-r{rank}.json" for rank in range(ranks)]
+        return plan, [json.loads(f.read_text()) for f in files]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("windows")
+    world, ranks = RankWorld(folder / "run"), WarmRanks(folder)
+    yield Runs(world, ranks)
+    ranks.close()
+    world.close()
+
+
+@pytest.mark.parametrize(("kind", "others"), [("ddp", 1), ("fsdp", 3)])
+def test_a_window_without_sync_is_saved_and_gone_on_with_in_every_mode(
+    runs: Runs, kind: str, others: int
+) -> None:
+    _, control = runs.run(kind, 2, RAW)
+    raw, kept = runs.run(kind, 2, RAW, **AT)
+    assert kept == control  # the save has changed nothing
+
+    _, same = runs.run(kind, 2, RAW, raw)
+    for rank in range(2):
+        assert same[rank]["began"] == [1, 2]
+        assert same[rank]["parameters"] == control[rank]["parameters"]  # bit for bit
+        assert [same[rank]["losses"][s] for s in "34"] == [control[rank]["losses"][s] for s in "34"]
+        assert same[rank]["resume"]["reprocessed_samples"] == 0
+
+    _, other = runs.run(kind, others, RAW, raw)
+    assert other[0]["began"] == [1, 0]
+    assert other[0]["resume"]["reprocessed_samples"] == 12
+    assert "has gradients of its own" in window_of(other[0])
+    assert other[0]["parameters"] == pytest.approx(control[0]["parameters"], rel=1e-5, abs=1e-6)
+
+    reduced, _ = runs.run(kind, 2, REDUCED, **AT)
+    for ranks in (2, others):
+        _, found = runs.run(kind, ranks, REDUCED, reduced)
+        assert found[0]["resume"]["reprocessed_samples"] == 0
+        assert "goes on with its gradients (reduced)" in window_of(found[0])
+        assert found[0]["began"][1] == {1: 4, 2: 2, 3: 2}[ranks]
+        assert found[0]["parameters"] == pytest.approx(control[0]["parameters"], rel=1e-6, abs=1e-6)
+
+
+def window_of(run: dict[str, Any]) -> str:
+    detail: str = next(c["detail"] for c in run["resume"]["checks"] if c["name"] == "accumulation window")
+    return detail
