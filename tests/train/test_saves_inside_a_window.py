@@ -18,7 +18,7 @@ from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import AccumulationSave, CheckpointPolicy, Plan
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
-from trainer_sidecar.train import Session, accumulation
+from trainer_sidecar.train import Session, TrainingLibraryError, accumulation
 
 pytestmark = pytest.mark.timeout(180)
 BOUNDARY, REDUCED, RAW = AccumulationSave.BOUNDARY, AccumulationSave.REDUCED, AccumulationSave.RAW
@@ -150,6 +150,30 @@ def test_a_save_at_any_micro_step_is_gone_on_with_bit_for_bit(
     assert [again.losses[s] for s in (3, 4)] == [control.losses[s] for s in (3, 4)]
     assert again.weights == control.weights[1:]  # the denominator of the whole window, too
     assert session.resume.verified
+
+
+def test_gradients_that_a_script_drops_before_its_loop_are_put_back_and_overwritten_ones_are_refused(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, control: Run
+) -> None:
+    plan = world.attempt(topology(3), checkpoint=saving(RAW))
+    attempt(world, monkeypatch, plan, {(1, 1): save})
+    where = point(world, plan, SaveReason.REQUEST)
+    with rank_of(world, world.attempt(topology(3), where), monkeypatch):
+        run = Run()
+        with run.session(total_steps=4) as session:
+            run.optimizer.zero_grad()
+            run.go(session)
+    assert same(run.state, control.state)
+    with rank_of(world, world.attempt(topology(3), where), monkeypatch):
+        run = Run()
+        with pytest.raises(TrainingLibraryError, match="were overwritten between"):
+            zero_in_place_and_go(run)
+
+
+def zero_in_place_and_go(run: Run) -> None:
+    with run.session(total_steps=4) as session:
+        run.optimizer.zero_grad(set_to_none=False)
+        run.go(session)
 
 
 def test_another_micro_batch_goes_on_with_the_gradients_when_the_rest_divides_else_the_window_runs_again(

@@ -83,6 +83,14 @@ def test_a_window_without_sync_is_saved_and_gone_on_with_in_every_mode(
         assert found[0]["parameters"] == pytest.approx(control[0]["parameters"], rel=1e-6, abs=1e-6)
 
 
+def test_gradients_that_are_reduced_at_each_micro_step_move_to_another_mesh_even_raw(runs: Runs) -> None:
+    raw, kept = runs.run("fsdp", 2, RAW, SYNC="1", **AT)
+    _, other = runs.run("fsdp", 3, RAW, raw, SYNC="1")
+    assert other[0]["resume"]["reprocessed_samples"] == 0
+    assert "goes on with its gradients (raw)" in window_of(other[0])
+    assert other[0]["parameters"] == pytest.approx(kept[0]["parameters"], rel=1e-6, abs=1e-6)
+
+
 def window_of(run: dict[str, Any]) -> str:
     detail: str = next(c["detail"] for c in run["resume"]["checks"] if c["name"] == "accumulation window")
     return detail

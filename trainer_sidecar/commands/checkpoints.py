@@ -81,6 +81,7 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     facts = {
         **_row(history, entry),
+        **({"micro step": manifest.progress.micro_step} if manifest.progress.micro_step else {}),
         "sequence": entry.seq,
         "epoch": entry.epoch,
         "parent": entry.parent,

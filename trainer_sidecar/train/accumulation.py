@@ -67,6 +67,18 @@ class Accumulation:
         self._start: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
         self._closed_at = time.monotonic()
         self.micro_seconds: float | None = None
+        if self.mode is AccumulationSave.RAW and self.size > 1 and env.rank == 0:
+            self._tell_size()
+
+    def _tell_size(self) -> None:
+        """What a save inside a window may cost, before the first one (T17)."""
+        each = sum(p.numel() * p.element_size() for _, p in self.gradients.parameters())
+        log.info(
+            "accumulationSave raw: where gradients are reduced at the window's end only, a save inside it holds up to "
+            "%.1f MiB of them per rank, %.1f MiB in all",
+            each / 2**20,
+            each * self._env.world_size / 2**20,
+        )
 
     # -- the window as it moves
 
@@ -85,7 +97,15 @@ class Accumulation:
         return self.window.micro > self.window.began
 
     def note_start(self) -> None:
-        """Before a window's first batch: generators and buffers as they are now, in case it must run again."""
+        """Before a window's first batch: generators and buffers as they are now, in case it must run again.
+
+        Before the first one of an attempt: the gradients that the resume has put in. Raises TrainingLibraryError.
+        """
+        dropped = self.gradients.still_there()
+        if dropped:
+            log.warning(
+                "the script dropped %d gradients of the window that it goes on with: put back", dropped
+            )
         if self.size == 1 or self.inside or self.window.micro or not self._rewinds:
             return
         buffers = {

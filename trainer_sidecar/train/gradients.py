@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sidecar.contract.checkpoint import Tensors
 from trainer_sidecar.train.capture import Piece, State
+from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.layout import Layout, Placement
 from trainer_sidecar.train.ownership import Entry
 
@@ -76,6 +77,7 @@ class Gradients:
     def __init__(self, model: nn.Module, state: State, world_size: int, rank: int, dp: int) -> None:
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
         self._state, self._world, self._rank, self._dp = state, world_size, rank, dp
+        self._placed: list[tuple[torch.Tensor, torch.Tensor, int]] = []
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that train, by plain name; sharded ones as their shards."""
@@ -249,12 +251,30 @@ class Gradients:
             of = sharded.get(id(parameter))
             if shared is not None:
                 parameter.grad = shared if scale == 1.0 else shared.mul_(scale)
+                self._placed.append((parameter, shared, shared._version))
             if own is None or name in absent:
                 continue
             if of is None:
                 parameter.grad = own[0]
+                self._placed.append((parameter, parameter.grad, parameter.grad._version))
             else:
                 of.put(_wrapped(own[0], of.leaf))
+
+    def still_there(self) -> int:
+        """Before the first batch after `put_in`: put back gradients that the script has dropped; returns how many.
+
+        Raises TrainingLibraryError when they were overwritten where they lie.
+        """
+        placed, self._placed = self._placed, []
+        dropped = [(holder, grad) for holder, grad, _ in placed if holder.grad is not grad]
+        if any(grad._version != version for _, grad, version in placed):
+            raise TrainingLibraryError(
+                "the gradients of the accumulation window that this resume goes on with were overwritten between "
+                "Session.from_env and the first batch: call zero_grad() after optimizer.step(), not before the loop"
+            )
+        for holder, grad in dropped:
+            holder.grad = grad
+        return len(dropped)
 
     def _unshard_once(self) -> None:
         """FSDP2 makes the tensors that carry unsharded gradients when it gathers the first time. Collective."""

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_sidecar.train import Session, environment
 
 KIND, STEPS = os.environ["KIND"], int(os.environ.get("STEPS", "4"))
+SYNC = bool(os.environ.get("SYNC"))
 ASK = int(os.environ.get("ASK_STEP", "-1")), int(os.environ.get("ASK_MICRO", "-1"))
 
 
@@ -52,7 +53,7 @@ def main() -> None:
             began = (s.step, s.micro) if began is None else began
             last = s.is_last_micro
             if KIND == "fsdp":
-                model.set_requires_gradient_sync(last)
+                model.set_requires_gradient_sync(last or SYNC)
             quiet = model.no_sync() if KIND == "ddp" and not last else contextlib.nullcontext()
             with quiet:
                 error = (model(x) - y) ** 2
