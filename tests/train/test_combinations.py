@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from combinations import PAGE, PIPE, PIPE_HSDP, ROWS, WRONG, Outcome, Row, Shape, page
-from rank_world import RankWorld, eventually
+from combinations import PAGE, PIPE, PIPE_HSDP, PIPE_SLICED, ROWS, WRONG, ZERO3, Outcome, Row, Shape, page
+from rank_world import KEYS, RankWorld, eventually
 from warm_ranks import WarmRanks, tail
 
 from trainer_sidecar.contract.journal import RestorePoint
@@ -135,13 +135,27 @@ def test_what_ranks_share_is_written_once_whatever_the_topology(lab: Lab) -> Non
     assert max(sizes.values()) < 1.7 * min(sizes.values()), sizes
 
 
-def test_replicas_within_a_stage_that_drifted_apart_fail_the_save_by_name(lab: Lab) -> None:
-    """The rule of T13 holds for the last stage as for the first (all stages drift here)."""
-    plan, codes = lab.run(PIPE_HSDP, COMBO_DRIFT_AT=str(SAVED - 1))
+@pytest.mark.parametrize("shape", [PIPE_HSDP, ZERO3], ids=["stages", "zero-1"])
+def test_replicas_that_drifted_apart_fail_the_save_by_name(lab: Lab, shape: Shape) -> None:
+    """The rule of T13: within a stage, and under ZeRO-1, whose parameters are whole on each rank."""
+    plan, codes = lab.run(shape, COMBO_DRIFT_AT=str(SAVED - 1))
     assert 0 not in codes
     said = tail(lab.world, plan)
     eventually(lambda: "replicas of " in tail(lab.world, plan), f"a refusal of the replicas in:\n{said}")
     assert lab.world.commits()[-1].epoch != plan.epoch
+
+
+def test_frozen_weights_of_stages_are_written_once_and_referred_to_on_other_meshes(lab: Lab) -> None:
+    """LoRA's base over pipeline stages (T8): another number of ranks resumes and saves, and writes none of it again."""
+    base = {"COMBO_BASE": "600"}
+    control, point = lab.finished(PIPE, **base), lab.world.commit_of(SAVED)
+    stored = [o.key for o in lab.world.store.list(f"{KEYS.prefix}frozen/")]
+    assert len(stored) == 2 * PIPE.ranks
+    found = lab.finished(PIPE_SLICED, point, **base)
+    after = {step: loss for step, loss in losses(control).items() if int(step) > SAVED}
+    assert losses(found) == pytest.approx(after, rel=1e-5)
+    assert lab.world.commits()[-1].step == STEPS
+    assert [o.key for o in lab.world.store.list(f"{KEYS.prefix}frozen/")] == stored
 
 
 def test_the_page_says_what_is_tested() -> None:

@@ -51,13 +51,13 @@ class BucketOrder:
         wanted = [list(bucket) for bucket in saved if mine.issuperset(bucket)]
         if self._ddp is None or not same_mesh or not wanted:
             return []
-        why = _cannot(self._ddp, self._names, wanted)
-        if not why:
+        if self._ddp._has_rebuilt_buckets:
+            detail = "laid out by a forward before the session"
+        elif why := _cannot(self._ddp, self._names, wanted):
+            detail = f"{why}: sums may differ in their last bits"
+        else:
             _replay(self._ddp, [name for bucket in wanted for name in bucket], self._names)
-            self._known = wanted
-        detail = (
-            f"{why}: sums may differ in their last bits" if why else f"{len(wanted)}, laid out as at the save"
-        )
+            self._known, detail = wanted, f"{len(wanted)}, laid out as at the save"
         return [Check(name=_NAME, passed=True, detail=detail)]
 
 
@@ -76,8 +76,6 @@ def _parameters(ddp: DistributedDataParallel) -> list[nn.Parameter]:
 def _cannot(ddp: DistributedDataParallel, names: Mapping[int, str], wanted: Sequence[Sequence[str]]) -> str:
     """Why a backward of our own would not do, in words; the same on every rank."""
     parameters, sparse = ddp._build_params_for_reducer()
-    if ddp._has_rebuilt_buckets:
-        return "laid out already, by a forward before the session"
     if ddp.find_unused_parameters or ddp.static_graph:
         return "DDP with find_unused_parameters or static_graph keeps its first layout or traces the graph itself"
     if ddp.mixed_precision is not None or ddp._delay_all_reduce_params or ddp._comm_hooks or any(sparse):

@@ -24,6 +24,8 @@ from trainer_sidecar.train import Session, Stage, environment
 
 KIND = os.environ["COMBO_KIND"]
 WRONG = [word for word in os.environ.get("COMBO_WRONG", "").split(",") if word]
+BASE = int(os.environ.get("COMBO_BASE", "0"))
+"""Side of a square of frozen weights in each block: large enough, and saves refer to them."""
 DRIFT_AT = int(os.environ.get("COMBO_DRIFT_AT", "0"))
 """At the end of this step a weight of dp rank 1 is moved, on every stage."""
 STEPS, WIDTH, BLOCKS, CHUNKS = int(os.environ.get("COMBO_STEPS", "6")), 10, 4, 3
@@ -43,9 +45,12 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
         self.register_buffer("gain", torch.rand(WIDTH))
+        if BASE:
+            self.base = nn.Parameter(torch.rand(BASE, BASE) / BASE, requires_grad=False)
 
     def forward(self, x):
-        return x + torch.tanh(self.linear(self.norm(x))) * self.gain
+        x = x + torch.tanh(self.linear(self.norm(x))) * self.gain
+        return x + x @ self.base[:WIDTH, :WIDTH] if BASE else x
 
 
 def through(model, blocks, x):
@@ -96,7 +101,7 @@ class Averages:
     """Moving averages of all parameters of this rank, by name in the whole model."""
 
     def __init__(self, model: nn.Module, stage: Stage) -> None:
-        self.source = {stage.name(name): p for name, p in model.named_parameters()}
+        self.source = {stage.name(n): p for n, p in model.named_parameters() if p.requires_grad}
         self.average = {name: p.detach().clone() for name, p in self.source.items()}
         self.count = 0
 
@@ -163,8 +168,8 @@ class Made:
         self.run = self.piped
 
     def make_optimizer(self):
-        decay = [p for p in self.inner.parameters() if p.dim() > 1]
-        rest = [p for p in self.inner.parameters() if p.dim() <= 1]
+        trained = [p for p in self.inner.parameters() if p.requires_grad]
+        decay, rest = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
         groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
         if KIND == "zero1":
             return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, lr=0.02)
@@ -270,7 +275,8 @@ def main() -> None:
             torch.rand(())
             if s.step + 1 == DRIFT_AT and env.dp_rank == 1:
                 with torch.no_grad():
-                    next(made.inner.parameters())._local_tensor.view(-1)[0] += 1e-6
+                    moved = next(made.inner.parameters())
+                    getattr(moved, "_local_tensor", moved).view(-1)[0] += 1e-6
             s.step_end()
             out["losses"][s.step], total = total, 0.0
         out["end"] = summary(made, averages)
