@@ -46,18 +46,39 @@ class Layout:
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Position of `rank` in the mesh, None when it has none."""
-        if rank not in self.ranks:
-            return None
-        return tuple(int(i) for i in np.unravel_index(self.ranks.index(rank), self.mesh))
+        at = self._index.get(rank)
+        return None if at is None else tuple(int(i) for i in np.unravel_index(at, self.mesh))
+
+    # Made once: a thousand tensors of a thousand ranks have few layouts, see `layout`.
+    @functools.cached_property
+    def _index(self) -> dict[int, int]:
+        return {rank: at for at, rank in enumerate(self.ranks)}
+
+    @functools.cached_property
+    def holders(self) -> frozenset[int]:
+        """Ranks that have a piece."""
+        return frozenset(self.ranks)
+
+    @functools.cached_property
+    def grid(self) -> np.ndarray:
+        """The ranks in the shape of the mesh. Not to be written to."""
+        return np.array(self.ranks).reshape(self.mesh)
 
     @property
     def replica_axes(self) -> tuple[int, ...]:
         return tuple(a for a, p in enumerate(self.placements) if p.dim is None)
 
 
+@functools.lru_cache(maxsize=1024)
+def layout(mesh: tuple[int, ...], ranks: tuple[int, ...], placements: tuple[Placement, ...]) -> Layout:
+    """The one `Layout` of these values."""
+    return Layout(mesh, ranks, placements)
+
+
+@functools.lru_cache(maxsize=16)
 def replicated(world_size: int) -> Layout:
     """A plain tensor that every rank holds in full."""
-    return Layout((world_size,), tuple(range(world_size)), (REPLICATE,))
+    return layout((world_size,), tuple(range(world_size)), (REPLICATE,))
 
 
 def _chunk(size: int, chunks: int, index: int) -> tuple[int, int]:
@@ -120,13 +141,22 @@ def shard_sizes(
     shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> np.ndarray:
     """Local sizes at every coordinate: int64 array of shape mesh + (dimensions,). Depends on no rank number."""
-    layout = Layout(mesh, (), placements)
+    form = Layout(mesh, (), placements)
     sizes = np.zeros((*mesh, len(shape)), dtype=np.int64)
     sharded = [range(m) if p.dim is not None else range(1) for m, p in zip(mesh, placements, strict=True)]
     for coordinate in itertools.product(*sharded):
         where = tuple(
             c if p.dim is not None else slice(None) for c, p in zip(coordinate, placements, strict=True)
         )
-        runs = shard_runs(shape, layout, coordinate)
+        runs = shard_runs(shape, form, coordinate)
         sizes[where] = [sum(n for _, n in dim) for dim in runs]
     return sizes
+
+
+@functools.lru_cache(maxsize=4096)
+def shard_elements(
+    shape: tuple[int, ...], mesh: tuple[int, ...], placements: tuple[Placement, ...]
+) -> np.ndarray:
+    """Elements at every coordinate: int64 array of shape mesh. Not to be written to."""
+    found: np.ndarray = shard_sizes(shape, mesh, placements).prod(axis=-1)
+    return found

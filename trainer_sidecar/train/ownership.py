@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer_sidecar.train.boxes import Box
-from trainer_sidecar.train.layout import Layout, shard_boxes, shard_sizes
+from trainer_sidecar.train.layout import Layout, shard_boxes, shard_elements, shard_sizes
 
 ALIGNMENT = 64
 """Bytes; every slice of a buffer starts on a multiple of it."""
@@ -82,7 +82,7 @@ def make_plan(entries: tuple[Entry, ...], rank: int, world_size: int) -> Ownersh
     _refuse_duplicates(entries)
     groups: dict[frozenset[int], list[int]] = {}
     for i in sorted(range(len(entries)), key=lambda i: (-_nbytes(entries[i]), entries[i].name)):
-        groups.setdefault(frozenset(entries[i].layout.ranks), []).append(i)
+        groups.setdefault(entries[i].layout.holders, []).append(i)
     added: dict[frozenset[int], np.ndarray] = {}
     mine: list[tuple[int, Box, Box]] = []
     for holders, order in sorted(groups.items(), key=lambda group: -len(group[0])):
@@ -118,10 +118,8 @@ def _assign(
 ) -> list[tuple[int, int] | None]:
     """Add the entry's bytes to `loads`; return the row intervals (None = whole shard) that `coordinate` owns."""
     layout = entry.layout
-    sizes = shard_sizes(entry.shape, layout.mesh, layout.placements)
-    numel = sizes.prod(axis=-1)
-    ranks = np.array(layout.ranks).reshape(layout.mesh)
-    axes = layout.replica_axes
+    numel = shard_elements(entry.shape, layout.mesh, layout.placements)
+    ranks, axes = layout.grid, layout.replica_axes
     replicas = math.prod(layout.mesh[a] for a in axes)
     if replicas == 1:
         loads[ranks] += numel * entry.itemsize
@@ -129,6 +127,7 @@ def _assign(
     pieces = 1
     if entry.shape and not entry.first:
         pieces = max(1, min(replicas, -(-int(numel.max()) * entry.itemsize // SPLIT_BYTES), entry.shape[0]))
+    sizes = shard_sizes(entry.shape, layout.mesh, layout.placements)
     ranks, numel = _replicas_last(ranks, axes), _replicas_last(numel, axes)[..., 0]
     rows_of = _replicas_last(sizes[..., 0], axes)[..., 0] if entry.shape else np.ones_like(numel)
     shard, replica = _position(layout, coordinate)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch.distributed.tensor import DTensor
 
-from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
+from trainer_sidecar.train.layout import REPLICATE, Layout, Placement, layout
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Places:
         """The layout within this stage, repeated over the stages that share the name."""
         stages = self.shared.get(name)
         if stages is None:
-            return Layout(mesh, ranks, placements)
+            return layout(mesh, ranks, placements)
         step = self.per_stage
         all_ranks = tuple(r + (s - self.stage) * step for s in stages for r in ranks)
-        return Layout((len(stages), *mesh), all_ranks, (REPLICATE, *placements))
+        return layout((len(stages), *mesh), all_ranks, (REPLICATE, *placements))
