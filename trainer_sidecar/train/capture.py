@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.bucket_order import BucketOrder
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
+from trainer_sidecar.train.module_state import module_states
 from trainer_sidecar.train.ownership import Entry
 from trainer_sidecar.train.places import Places
 from trainer_sidecar.train.stage import Stage
@@ -86,6 +87,10 @@ class State:
         self.places, self.stage = Places(world_size, rank, axes, shape), stage or Stage()
         self.reshard()
         self.names = parameter_names(self.model, self.stage)
+        own = module_states(self.model, lambda name: self.stage.name(plain(name)))
+        if taken := sorted(own.keys() & self.extra.keys()):
+            raise ValueError(f"extra={taken} are names of modules' own state: choose others")
+        self.extra.update(own)
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
         self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}

@@ -272,7 +272,8 @@ class Restorer:
     def _put_back(self, opened: m.RestoreOpened, targets: dict[str, Any]) -> None:
         saved = opened.manifest.training_state
         for key, target in targets.items():
-            self.state.extra[key].load_state_dict(target)
+            if key in self.state.extra:  # a module of another pipeline stage has its state there
+                self.state.extra[key].load_state_dict(target)
         for scheduler, document in zip(self.clockwork.schedulers, saved.schedulers, strict=True):
             scheduler.load_state_dict(tagged.decode(document))
         if self.clockwork.scaler is not None:
