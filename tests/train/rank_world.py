@@ -49,15 +49,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def topology(ranks: int, batch: int, micro: int = 3, tp: int = 1) -> Topology:
+def topology(ranks: int, batch: int, micro: int = 3, tp: int = 1, pp: int = 1) -> Topology:
     """One node of `ranks` ranks; micro batches of at most `micro` samples."""
-    dp = ranks // tp
+    dp = ranks // tp // pp
     share = batch // dp
     size = max(s for s in range(1, micro + 1) if share % s == 0)
     return Topology(
         nodes=1,
         ranks_per_node=ranks,
-        mesh=Mesh(dp=dp, tp=tp),
+        mesh=Mesh(dp=dp, tp=tp, pp=pp),
         batch=Batch(global_batch_size=batch, micro_batch_size=size, accumulation=share // size),
     )
 

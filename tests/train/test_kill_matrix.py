@@ -31,7 +31,8 @@ POLICY = CheckpointPolicy(interval_steps=3, interval_seconds=0, when_busy=WhenBu
 KILLS = ((7, 13), (14, 20), (21, 27))
 """First and last step of each kill: the first save is committed before the second begins, at step 6."""
 PLACES = ("forward", "backward", "optimizer", "end")
-HUGGING_FACE = ("transformers.models.llama.modeling_llama", "peft")
+DISTRIBUTED = ("torch.distributed.pipelining",)
+HUGGING_FACE = (*DISTRIBUTED, "transformers.models.llama.modeling_llama", "peft")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Where:
 
     ranks: int
     tp: int = 1
+    pp: int = 1
     shape: str = "fsdp"
 
 
@@ -51,7 +53,7 @@ class Row:
     task: str
     home: Where
     away: tuple[Where, Where, Where]
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...] = DISTRIBUTED
     task_away: str = ""
 
 
@@ -69,8 +71,14 @@ ROWS = (
     Row(
         "fsdp2-tp",
         "unclipped",
-        Where(4, 2, "tp"),
-        (Where(2, 2, "tp"), Where(3), Where(4, 2, "tp")),
+        Where(4, tp=2, shape="tp"),
+        (Where(2, tp=2, shape="tp"), Where(3), Where(4, tp=2, shape="tp")),
+    ),
+    Row(
+        "pipeline",
+        "stages",
+        Where(2, pp=2, shape="pipe"),
+        (Where(4, pp=2, shape="pipe"), Where(3), Where(2, pp=2, shape="pipe")),
     ),
     Row("hsdp", "net", Where(4, shape="hsdp"), (Where(3), Where(2, shape="hsdp"), Where(1))),
 )
@@ -91,7 +99,9 @@ class Run:
 
     def attempt(self, task: str, where: Where, restore: RestorePoint | None, kill: str = "") -> Plan:
         """One attempt to its end, or to its kill."""
-        plan = self.world.attempt(topology(where.ranks, BATCH, tp=where.tp), restore, checkpoint=POLICY)
+        plan = self.world.attempt(
+            topology(where.ranks, BATCH, tp=where.tp, pp=where.pp), restore, checkpoint=POLICY
+        )
         env = {
             "MATRIX_TASK": task,
             "MATRIX_SHAPE": where.shape,
@@ -138,14 +148,21 @@ class Run:
         return {line["step"]: line for line in map(json.loads, text.splitlines())}
 
     def losses(self, plan: Plan) -> dict[int, float]:
-        """Mean over the ranks, of the steps that all of them finished."""
+        """Mean over the ranks that have a loss (of a pipeline, the last stage's), of the steps that all finished."""
         every = [self.lines(plan, r) for r in range(plan.topology.mesh.world_size)]
-        steps = set.intersection(*(set(found) for found in every))
-        return {s: math.fsum(found[s]["loss"] for found in every) / len(every) for s in sorted(steps)}
+        found = {}
+        for step in sorted(set.intersection(*(set(lines) for lines in every))):
+            known = [lines[step]["loss"] for lines in every if lines[step]["loss"] is not None]
+            found[step] = math.fsum(known) / len(known)
+        return found
 
     def parameters(self, plan: Plan) -> dict[str, Any]:
-        with np.load(self.world.out / f"e{plan.epoch}.npz") as found:
-            return dict(found)
+        """Of all stages."""
+        found: dict[str, Any] = {}
+        for path in self.world.out.glob(f"e{plan.epoch}-r*.npz"):
+            with np.load(path) as arrays:
+                found.update(arrays)
+        return found
 
 
 @pytest.fixture(scope="module")

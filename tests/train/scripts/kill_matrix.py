@@ -1,8 +1,8 @@
 """One rank of the kill matrix: trains as `MATRIX_TASK` and `MATRIX_SHAPE` say and kills itself where `MATRIX_DIE` says.
 
 `MATRIX_DIE` is `<rank>:<step>:<place in the step>`. Every rank appends a line per step to
-`<TINY_OUT>/e<epoch>-r<rank>.jsonl`: the loss and digests of all that training is; at the end rank 0 writes the trained
-parameters whole to `e<epoch>.npz`.
+`<TINY_OUT>/e<epoch>-r<rank>.jsonl`: the loss and digests of all that training is; at the end the first dp rank of each
+stage writes the trained parameters whole to `e<epoch>-r<rank>.npz`.
 """
 
 import hashlib
@@ -31,15 +31,18 @@ def die(rank: int, step: int, place: str) -> None:
 
 
 class Ema:
-    """Moving average of one parameter's local part."""
+    """Moving averages of what trains here, by name."""
 
-    def __init__(self, source: torch.Tensor) -> None:
-        self.source, self.count, self.average = source, 0, source.detach().clone()
+    def __init__(self, model: nn.Module) -> None:
+        self.source = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.average = {name: p.detach().clone() for name, p in self.source.items()}
+        self.count = 0
 
+    @torch.no_grad()
     def update(self) -> None:
         self.count += 1
-        with torch.no_grad():
-            self.average.lerp_(self.source.detach(), 0.1)
+        for name, p in self.source.items():
+            self.average[name].lerp_(p.detach(), 0.1)
 
     def state_dict(self):
         return {"average": self.average, "count": self.count}
@@ -72,7 +75,7 @@ def digests(made, scheduler, ema) -> dict:
         "parameters": sha(made.model.parameters()),
         "buffers": sha(made.model.buffers()),
         "moments": sha(moments),
-        "ema": [sha([ema.average]), ema.count],
+        "ema": [sha(ema.average.values()), ema.count],
         "scheduler": repr(scheduler.state_dict()["last_epoch"]),
         "lr": [group["lr"] for group in made.optimizer.param_groups],
         "scaler": made.scaler.state_dict() if made.scaler else None,
@@ -81,7 +84,7 @@ def digests(made, scheduler, ema) -> dict:
 
 
 def whole(model: nn.Module) -> dict:
-    """Trained parameters, gathered: on every rank, as it is a collective."""
+    """Trained parameters of this stage, gathered: on every rank of it, as it is a collective."""
     found = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -99,7 +102,7 @@ def main() -> None:
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [5])
-    ema = Ema(made.parameters[-1])
+    ema = Ema(made.model)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(100 + env.rank)  # another one on each rank; a resume must not begin with it
     folder = Path(os.environ["TINY_OUT"])
@@ -113,11 +116,12 @@ def main() -> None:
         total = 0.0
         for batch in s.batches():
             step = s.step + 1
-            loss = made.loss(batch) / s.accumulation
+            loss = made.piped(batch, s.accumulation) if made.piped else made.loss(batch) / s.accumulation
             die(env.rank, step, "forward")
-            (scaler.scale(loss) if scaler else loss).backward()
+            if not made.piped:
+                (scaler.scale(loss) if scaler else loss).backward()
             die(env.rank, step, "backward")
-            total += loss.item()
+            total = None if loss is None else total + loss.item()
             if s.micro_end(loss):
                 continue
             if scaler:
@@ -134,8 +138,8 @@ def main() -> None:
             s.step_end(grad_norm=norm)
             die(env.rank, step, "end")
     parameters = whole(made.model)
-    if env.rank == 0:
-        np.savez(folder / f"e{env.plan.epoch}.npz", **parameters)
+    if env.dp_rank == 0:
+        np.savez(folder / f"e{env.plan.epoch}-r{env.rank}.npz", **parameters)
 
 
 main()

@@ -1,4 +1,4 @@
-"""The seven trainings of the kill matrix: model, optimizer, loss and data of each, sharded as its mesh asks."""
+"""The trainings of the kill matrix: model, optimizer, loss and data of each, sharded as its mesh asks."""
 
 import copy
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as nnf
@@ -27,6 +28,8 @@ class Made:
     optimizer: torch.optim.Optimizer
     scaler: Any = None
     clips: bool = True
+    piped: Callable[[Any, int], torch.Tensor | None] | None = None
+    """Forward and backward of a pipeline, given the accumulation; the loss on the last stage."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -34,9 +37,16 @@ class Made:
 
 
 def build(task: str, shape: str, mesh: DeviceMesh) -> Made:
-    return {"full": full, "lora": lora, "dpo": dpo, "amp": amp, "fp32": amp, "net": net, "unclipped": net}[
-        task
-    ](task, shape, mesh)
+    return {
+        "full": full,
+        "lora": lora,
+        "dpo": dpo,
+        "amp": amp,
+        "fp32": amp,
+        "net": net,
+        "unclipped": net,
+        "stages": stages,
+    }[task](task, shape, mesh)
 
 
 class Text:
@@ -187,3 +197,63 @@ def net(task: str, shape: str, mesh: DeviceMesh) -> Made:
     fully_shard(model, mesh=where)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=shape != "tp")
     return Made(model, regression(model), Numbers(), optimizer, clips=task == "net")
+
+
+class Cut(nn.Module):
+    """A model of which a pipeline stage keeps a part, under the names of the whole."""
+
+    def __init__(self, width: int = 10) -> None:
+        super().__init__()
+        self.embed: nn.Linear | None = nn.Linear(7, width)
+        self.blocks = nn.ModuleDict({str(i): Block(width) for i in range(4)})
+        self.head: nn.Linear | None = nn.Linear(width, 1)
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.head is None else self.head(x)
+
+    def keep(self, second: bool) -> None:
+        if second:
+            self.embed = None
+        else:
+            self.head = None
+        names = "23" if second else "01"
+        self.blocks = nn.ModuleDict({name: self.blocks[name] for name in names})
+
+
+def stages(task: str, shape: str, mesh: DeviceMesh) -> Made:
+    """Two pipeline stages, sharded over dp where there are several; or, for another mesh, FSDP2 alone."""
+    model, data = Cut(), Numbers()
+    if shape != "pipe":
+        fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return Made(model, regression(model), data, optimizer, clips=False)
+    number = mesh.get_local_rank("pp")
+    model.keep(second=number == 1)
+    fully_shard(model, mesh=mesh["dp"])
+    stage = PipelineStage(model, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return Made(model, regression(model), data, optimizer, clips=False, piped=schedule(stage, number == 1))
+
+
+def schedule(stage: PipelineStage, last: bool) -> Callable[[Any, int], torch.Tensor | None]:
+    """GPipe over the three samples of a micro batch."""
+    divide = [1]
+
+    def loss(out, y):
+        return nnf.mse_loss(out, y) / divide[0]
+
+    pipe = ScheduleGPipe(stage, 3, loss_fn=loss, scale_grads=False)
+
+    def run(batch, accumulation: int) -> torch.Tensor | None:
+        divide[0] = 3 * accumulation
+        if not last:
+            pipe.step(batch[0])
+            return None
+        losses: list[torch.Tensor] = []
+        pipe.step(target=batch[1], losses=losses)
+        return torch.stack(losses).sum()
+
+    return run
