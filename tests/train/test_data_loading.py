@@ -169,7 +169,7 @@ class Loader:
 def test_a_loader_of_ones_own_goes_on_where_it_stood_on_the_same_mesh(
     world: RankWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(plan: Any, loader: Loader, steps: int) -> None:
+    def run(plan: Any, loader: Loader, steps: int) -> Session:
         with rank_of(world, plan, monkeypatch):
             parts = Parts()
             with parts.session(data=None, per_rank={"loader": loader}, total_steps=steps) as session:
@@ -178,10 +178,14 @@ def test_a_loader_of_ones_own_goes_on_where_it_stood_on_the_same_mesh(
                     parts.model(torch.ones(4, 1)).sum().backward()
                     parts.optimizer.step()
                     session.step_end(0.0)
+            return session
 
     run(world.attempt(topology(1, 4, micro=4), checkpoint=POLICY), Loader(), 3)
     loader = Loader()
-    run(world.attempt(topology(1, 4, micro=4), world.commit_of(3), checkpoint=POLICY), loader, 4)
+    session = run(world.attempt(topology(1, 4, micro=4), world.commit_of(3), checkpoint=POLICY), loader, 4)
+    assert session.resume is not None
+    (check,) = [c for c in session.resume.checks if c.name == "rng at the first batch"]
+    assert "not checked: the script feeds itself" in check.detail
     assert loader.at == 40
     assert torch.equal(loader.buffer[0], torch.tensor([30.0, 30.0]))
     with (

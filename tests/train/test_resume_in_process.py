@@ -328,6 +328,9 @@ def test_generators_go_on_even_if_the_script_seeds_or_draws_after_the_restore(
     (check,) = [c for c in session.resume.checks if c.name == "rng at the first batch"]
     assert "torch" in check.detail
     assert "python" in check.detail
+    assert check.passed
+    assert check.expected == check.found
+    assert len(check.expected) == 64
 
 
 def test_a_flipped_bit_is_found_before_anything_trains_on_it(

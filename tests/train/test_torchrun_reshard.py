@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 from rank_world import RankWorld, Started, topology
 
 from trainer_sidecar.contract.outcome import OutcomeKind
+from trainer_sidecar.train import rng
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -79,6 +83,20 @@ def test_on_other_world_sizes_the_losses_go_on_as_in_the_control(
         k: v for k, v in control.result()["lr"].items() if int(k) > SAVED
     }
     assert (resumed[ranks].result()["step"], resumed[ranks].result()["samples"]) == (STEPS, STEPS * BATCH)
+
+
+@pytest.mark.parametrize("ranks", [3, 2, 1])
+def test_on_another_mesh_every_ranks_generators_are_derived_from_seed_step_and_dp_rank(
+    resumed: dict[int, Started], ranks: int
+) -> None:
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    for rank in range(ranks):
+        rng.derive(3, SAVED, rank, torch.device("cpu"))
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        assert resumed[ranks].result(rank)["start"]["rng"] == drawn
+    torch.set_rng_state(state[0]), random.setstate(state[1]), np.random.set_state(state[2])
+    report = resumed[ranks].result()["resume"]
+    assert report["derived"] == [f"rng of dp rank {r} from (seed, step, dp rank)" for r in range(ranks)]
 
 
 @pytest.mark.parametrize("ranks", [4, 3, 2, 1])
