@@ -14,7 +14,7 @@ from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.plan import AccumulationSave, CheckpointPolicy, Plan
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(300)]
-RAW, REDUCED = AccumulationSave.RAW, AccumulationSave.REDUCED
+BOUNDARY, RAW, REDUCED = AccumulationSave.BOUNDARY, AccumulationSave.RAW, AccumulationSave.REDUCED
 BATCH, AT = (
     24,
     {"ASK_STEP": "1", "ASK_MICRO": "0"},
@@ -28,16 +28,25 @@ class Runs:
         self.world, self.ranks = world, ranks
 
     def run(
-        self, kind: str, ranks: int, mode: AccumulationSave, after: Plan | None = None, **env: str
+        self,
+        kind: str,
+        ranks: int,
+        mode: AccumulationSave,
+        after: Plan | None = None,
+        *,
+        batch: int = BATCH,
+        **env: str,
     ) -> tuple[Plan, list[dict[str, Any]]]:
         """`after`: goes on from the save that this attempt was asked for."""
-        policy = CheckpointPolicy(interval_steps=0, interval_seconds=0, accumulation_save=mode)
+        policy = CheckpointPolicy(
+            interval_steps=0, interval_seconds=0, accumulation_save=mode, grace_seconds=1
+        )
         where = None
         if after is not None:
             saved = [c for c in self.world.commits() if c.epoch == after.epoch]
-            asked = next(c for c in saved if c.reason == SaveReason.REQUEST)
+            asked = next(c for c in saved if c.reason in (SaveReason.REQUEST, SaveReason.ORDER))
             where = self.world.journal.history.restore_point_of(asked.checkpoint_id)
-        plan = self.world.attempt(topology(ranks, BATCH), where, checkpoint=policy)
+        plan = self.world.attempt(topology(ranks, batch), where, checkpoint=policy)
         codes = self.ranks.run(self.world, plan, "window.py", KIND=kind, **env)
         assert codes == [0] * ranks, tail(self.world, plan)
         files = [self.world.out / f"window-e{plan.epoch}-r{rank}.json" for rank in range(ranks)]
@@ -81,6 +90,29 @@ def test_a_window_without_sync_is_saved_and_gone_on_with_in_every_mode(
         assert "goes on with its gradients (reduced)" in window_of(found[0])
         assert found[0]["began"][1] == {1: 4, 2: 2, 3: 2}[ranks]
         assert found[0]["parameters"] == pytest.approx(control[0]["parameters"], rel=1e-6, abs=1e-6)
+
+
+def test_hybrid_shards_are_reduced_over_both_axes_and_gone_on_with_on_two_ranks(runs: Runs) -> None:
+    reduced, kept = runs.run("hsdp", 4, REDUCED, batch=48, **AT)
+    _, same = runs.run("hsdp", 4, REDUCED, reduced, batch=48)
+    assert same[3]["began"] == [1, 2]
+    assert same[3]["parameters"] == kept[3]["parameters"]
+    _, other = runs.run("fsdp", 2, REDUCED, reduced, batch=48)
+    assert "goes on with its gradients (reduced)" in window_of(other[0])
+    assert other[0]["parameters"] == pytest.approx(kept[0]["parameters"], rel=1e-6, abs=1e-6)
+
+
+def test_an_order_in_a_window_that_outlasts_the_grace_saves_its_start_on_every_rank(runs: Runs) -> None:
+    """Eight slow micro steps, one second to go: the window's start is committed and the window runs again."""
+    _, control = runs.run("ddp", 2, BOUNDARY, batch=48, STEPS="2")
+    cut, ended = runs.run("ddp", 2, BOUNDARY, batch=48, STEPS="2", SLOW="0.4", ORDERED="1", **AT)
+    assert [list(rank["losses"]) for rank in ended] == [["1"]] * 2
+    _, again = runs.run("ddp", 2, BOUNDARY, cut, batch=48, STEPS="2")
+    for rank in range(2):
+        assert again[rank]["began"] == [1, 0]
+        assert 0 < again[rank]["resume"]["reprocessed_samples"] < 48
+        assert again[rank]["parameters"] == control[rank]["parameters"]
+    assert "was saved as it began" in window_of(again[0])
 
 
 def test_gradients_that_are_reduced_at_each_micro_step_move_to_another_mesh_even_raw(runs: Runs) -> None:

@@ -1,23 +1,27 @@
 """Gradient accumulation without sync: DDP with token-normalised sums, FSDP2 with means; a save is asked for inside.
 
-`KIND` ddp or fsdp. The save is requested in the window after step `ASK_STEP`, at micro step `ASK_MICRO`. Writes
-`<TINY_OUT>/window-e<epoch>-r<rank>.json`: whole parameters, losses, the micro step that it began at.
+`KIND` ddp, fsdp or hsdp. The save is requested (`ORDERED`: the order to save and exit comes) in the window after step
+`ASK_STEP`, at micro step `ASK_MICRO`. Writes `<TINY_OUT>/window-e<epoch>-r<rank>.json`: whole parameters, losses, the
+micro step that it began at.
 """
 
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sidecar.train import Session, environment
 
 KIND, STEPS = os.environ["KIND"], int(os.environ.get("STEPS", "4"))
+ORDERED = bool(os.environ.get("ORDERED"))
 SYNC = bool(os.environ.get("SYNC"))
 ASK = int(os.environ.get("ASK_STEP", "-1")), int(os.environ.get("ASK_MICRO", "-1"))
 
@@ -42,6 +46,10 @@ def main() -> None:
     if KIND == "fsdp":
         fully_shard(inner[0], mesh=mesh["dp"])
         fully_shard(inner, mesh=mesh["dp"])
+    elif KIND == "hsdp":
+        both = init_device_mesh("cpu", (2, dp // 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(inner[0], mesh=both)
+        fully_shard(inner, mesh=both)
     else:
         model = DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02)
@@ -52,7 +60,7 @@ def main() -> None:
         for x, y, tokens in s.batches():
             began = (s.step, s.micro) if began is None else began
             last = s.is_last_micro
-            if KIND == "fsdp":
+            if KIND != "ddp":
                 model.set_requires_gradient_sync(last or SYNC)
             quiet = model.no_sync() if KIND == "ddp" and not last else contextlib.nullcontext()
             with quiet:
@@ -61,7 +69,8 @@ def main() -> None:
                 loss.backward()
             total += loss.item()
             if (s.step, s.micro) == ASK:
-                s.request_save()
+                s.request_save() if not ORDERED else env.order_file.write_text("SaveAndExit")
+            time.sleep(float(os.environ.get("SLOW", "0")))
             if s.micro_end(loss, weight=tokens.sum() if KIND == "ddp" else None):
                 continue
             if KIND == "ddp":
