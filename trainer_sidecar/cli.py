@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Errors that a user can act on are one line on stderr; everything else is a traceback."""
     from trainer_sidecar.run.local_processes import SidecarDiedError
+    from trainer_sidecar.run.local_volume import VolumeError
     from trainer_sidecar.store.base import StoreError
     from trainer_sidecar.store.fence import FenceError
     from trainer_sidecar.store.journal import JournalError
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{exc.reason}: {exc}", EXIT_STORE)
     except FenceError as exc:
         return _complain(f"{exc.reason}: {exc}", 1)
-    except (JournalError, SidecarDiedError, BadCheckpointError, FormatTooNewError) as exc:
+    except (JournalError, SidecarDiedError, VolumeError, BadCheckpointError, FormatTooNewError) as exc:
         return _complain(str(exc), 1)
     except ValueError as exc:
         return _complain(str(exc), EXIT_USAGE)

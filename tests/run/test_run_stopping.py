@@ -1,10 +1,13 @@
-"""The end of `rtj run`: it waits for a sidecar that still saves, says so, and does not wait for it when told twice."""
+"""The end of `rtj run`: it waits for a sidecar that still saves, says so, and does not wait for it when told twice;
+what makes it end early is a sentence."""
 
 from __future__ import annotations
 
+import errno
 import io
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer_sidecar.run import local_processes
+from trainer_sidecar import cli
+from trainer_sidecar.run import local_processes, local_volume
 from trainer_sidecar.run.local_plan import LocalMesh, RunSettings
 from trainer_sidecar.run.local_processes import LocalProcesses
-from trainer_sidecar.run.local_volume import LocalVolume
+from trainer_sidecar.run.local_volume import LocalVolume, VolumeError
 from trainer_sidecar.run.run_events import RunEvents
 
 BUSY = (
@@ -68,3 +72,21 @@ def test_waiting_for_a_sidecar_that_still_saves_is_said_and_can_be_ended(
     hurry.set()
     waiting.join(30.0)
     assert not waiting.is_alive()
+
+
+def test_a_full_memory_folder_ends_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    volume = LocalVolume(tmp_path)
+    monkeypatch.setattr(local_volume, "write_file", full)
+    with pytest.raises(VolumeError, match=r"No space left on device.*: free space in"):
+        volume.write_plan(b"{}")
+    volume.remove()
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    script = tmp_path / "train.py"
+    script.touch()
+    assert cli.main(["run", "--store", f"file://{tmp_path}/store", "--", str(script)]) == 1
+    assert "cannot be written (No space left on device): free space in" in capsys.readouterr().err

@@ -24,7 +24,6 @@ from trainer_sidecar.run.local_volume import LocalVolume
 from trainer_sidecar.run.outage import ROUND_SECONDS, StoppedWaitingError, StoreWait
 from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
-from trainer_sidecar.sidecar.workdir import write_file
 from trainer_sidecar.store.fence import Fenced, FenceRequest, fence_and_pick
 from trainer_sidecar.store.forks import release_source
 from trainer_sidecar.store.journal import Journal
@@ -68,7 +67,7 @@ class LocalRun:
     def run(self) -> int:
         """Train to the end, through failures and outages of the store after the start.
 
-        Raises FenceError, JournalError, StoreError, SidecarDiedError.
+        Raises FenceError, JournalError, StoreError, SidecarDiedError, VolumeError.
         """
         before = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
@@ -174,7 +173,7 @@ class LocalRun:
         return plan
 
     def _write_plan(self, plan: Plan) -> None:
-        write_file(self._local.plan_file, plan.to_bytes())
+        self._local.write_plan(plan.to_bytes())
 
     def _order(self, plan: Plan, order: Order) -> None:
         self._write_plan(plan.model_copy(update={"order": order}))

@@ -11,8 +11,19 @@ import tempfile
 from pathlib import Path
 
 from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar.workdir import write_file
 
 _PREFIX = "rtj-run-"
+
+
+class VolumeError(RuntimeError):
+    """The folder in memory cannot be written. The message names it and what to do."""
+
+    def __init__(self, folder: Path, exc: OSError) -> None:
+        super().__init__(
+            f"{folder}, where ranks and sidecar meet, cannot be written ({exc.strerror or exc}): free space in "
+            f"{folder.parent}, a checkpoint needs room there; nothing that was committed is lost"
+        )
 
 
 def memory_folder() -> Path:
@@ -22,17 +33,27 @@ def memory_folder() -> Path:
 
 
 class LocalVolume:
-    """One run's folder: `volume` as in a pod, `plan_file` beside it, logs of sidecar and launcher."""
+    """One run's folder: `volume` as in a pod, `plan_file` beside it, the logs. Raises VolumeError."""
 
     def __init__(self, base: Path | None = None) -> None:
         base = base or memory_folder()
         remove_abandoned(base)
-        self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))
-        self._lock = _lock(self.root)
-        self.volume = Volume(self.root / "volume")
+        try:
+            self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))
+            self._lock = _lock(self.root)
+            self.volume = Volume(self.root / "volume")
+            self.volume.root.mkdir()
+        except OSError as exc:
+            raise VolumeError(base / _PREFIX, exc) from exc
         self.plan_file = self.root / "plan.json"
         self.sidecar_log = self.root / "sidecar.log"
-        self.volume.root.mkdir()
+
+    def write_plan(self, data: bytes) -> None:
+        """Replace the plan file. Raises VolumeError."""
+        try:
+            write_file(self.plan_file, data)
+        except OSError as exc:
+            raise VolumeError(self.root, exc) from exc
 
     def remove(self) -> None:
         """Give the memory back."""

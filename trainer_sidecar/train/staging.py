@@ -94,7 +94,8 @@ def allocate(fd: int, size: int, path: Path) -> None:
         stats = os.statvfs(path)
         free = stats.f_bavail * stats.f_frsize
         raise StagingFailed(
-            f"{path} needs {size} bytes of the shared volume, {free} are free: raise checkpoint.staging.size"
+            f"{path} needs {size} bytes of the shared volume, {free} are free: raise "
+            "checkpoint.staging.size, or free memory there under rtj run"
         ) from error
 
 
