@@ -149,7 +149,9 @@ class Observer:
         result = []
         for view in views:
             lost, cordoned = states.get(view.node, (False, False))
-            lost = view.node_lost or (lost and not view.gone)
+            # One that answers lives, whatever its kubelet could not report: after an outage of the API server all
+            # nodes look lost for some seconds, and nobody's trainers may pay for that.
+            lost = view.node_lost or (lost and not view.gone and view.status is None)
             result.append(replace(view, node_lost=lost, node_cordoned=cordoned))
         return result
 

@@ -78,6 +78,11 @@ class KeyQueue:
         now = self._clock()
         return sum(due <= now for due in self._due.values())
 
+    @property
+    def waiting(self) -> int:
+        """Keys that wait, for their time or for a worker."""
+        return len(self._due)
+
     def add(self, key: Key) -> None:
         """Reconcile `key` as soon as a worker is free."""
         self.add_after(key, 0.0)

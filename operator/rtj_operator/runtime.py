@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 RESYNC_SECONDS = 60.0
 STALE_RESYNC_SECONDS = 300.0
 STUCK_QUEUE_SECONDS = 120.0
+LOOKS_PER_SECOND = 30
+"""Of jobs that do not train undisturbed, watches apart."""
+PACED_FROM = 0.5
+"""A look that is wanted sooner is part of a step."""
 
 
 @dataclass
@@ -104,7 +108,7 @@ class Runtime:
             return
         started, result = time.monotonic(), "ok"
         try:
-            self.queue.done(key, await self.reconciler.reconcile(key))
+            self.queue.done(key, self._paced(await self.reconciler.reconcile(key)))
         except TryLater as exc:
             result = "retry"
             log.warning("%s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
@@ -114,6 +118,17 @@ class Runtime:
             result = "error"
             log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
         self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - started)
+
+    def _paced(self, after: float | None) -> float | None:
+        """Seconds until the next look at a job of which no watch brings news meanwhile.
+
+        Jobs that are about to start or to end are looked at every second; a thousand of them at once less often, or the
+        looks would take the time that their next steps need.
+        """
+        if after is None or after < PACED_FROM:
+            return after
+        busy = self.queue.waiting - self.reconciler.memory.calm_jobs
+        return max(after, busy / LOOKS_PER_SECOND)
 
     async def _resync(self) -> None:
         """All jobs once a minute, whatever the watches say or do not say."""

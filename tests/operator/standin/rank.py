@@ -2,10 +2,12 @@
 
 Lockstep over TCP with rank 0 (MASTER_ADDR): a peer's death is seen at once, as with a collective. Each step takes
 STEP_SECONDS; every plan.checkpoint.intervalSteps a save of one 256 KiB tensor per rank; the run ends after STEPS.
-Environment: CRASH_AT=<step> ends rank 1 with an error there, once per volume.
+Environment: CRASH_AT=<step> ends rank 1 with an error there, HANG_AT=<step> makes no step after that one; each once per
+volume.
 """
 
 import contextlib
+import faulthandler
 import hashlib
 import json
 import os
@@ -21,7 +23,7 @@ from trainer_sidecar.contract.base import Document
 from trainer_sidecar.contract.checkpoint import Progress, Seal, Slices, Tensors, TrainingState
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.keys import checkpoint_id, save_id
-from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.contract.plan import STACKS_SIGNAL, Plan
 from trainer_sidecar.contract.status import SaveOutcome
 from trainer_sidecar.contract.volume import BufferState, Volume, pack_control, unpack_control
 
@@ -141,6 +143,7 @@ class Rank:
             time.sleep(STEP_SECONDS)
             self.step += 1
             self.crash()
+            self.hang()
             ordered = peers.agree(int(os.path.exists(os.environ["RTJ_ORDER_FILE"])))
             self.report("FirstStep" if first else "")
             first = False
@@ -159,6 +162,13 @@ class Rank:
         if self.rank == 1 and self.step == int(os.environ.get("CRASH_AT", "0")) and not mark.exists():
             mark.write_text("once")
             raise ValueError("the loss is not a number")
+
+    def hang(self) -> None:
+        mark = self.volume.work / f"hung-{self.rank}"
+        if self.step == int(os.environ.get("HANG_AT", "0")) and not mark.exists():
+            mark.write_text("once")
+            while True:
+                time.sleep(3600)
 
     def report(self, phase: str) -> None:
         samples = self.step * self.plan.topology.batch.global_batch_size
@@ -244,5 +254,6 @@ class Rank:
 
 
 if __name__ == "__main__":
+    faulthandler.register(STACKS_SIGNAL, chain=False)
     Rank().run()
     sys.exit(0)
