@@ -12,10 +12,14 @@ from trainer_sidecar.train.ownership import OwnershipPlan
 from trainer_sidecar.train.staging import as_bytes
 
 
-def of_staged(plan: OwnershipPlan, views: list[torch.Tensor], wanted: Callable[[str], bool]) -> int:
-    """Digest of the `wanted` tensors in the buffer (frozen while they are there); safe in a background thread."""
+def of_staged(
+    plan: OwnershipPlan, views: list[torch.Tensor], wanted: Callable[[str], bool] | None = None
+) -> int:
+    """Digest of the bytes in the buffer (frozen while they are there), of `wanted` names only; safe in a thread."""
     names = [plan.entries[owned.entry].name for owned in plan.owned]
-    return digest.add(*(_one(plan, i, view) for i, view in enumerate(views) if wanted(names[i])))
+    return digest.add(
+        *(_one(plan, i, view) for i, view in enumerate(views) if wanted is None or wanted(names[i]))
+    )
 
 
 def of_live(plan: OwnershipPlan, captured: Captured) -> int:
