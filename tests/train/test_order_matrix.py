@@ -22,6 +22,7 @@ from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.loading import OrderedBatches, make_loader
 from trainer_sidecar.train.mixture import INDEX_BITS
 from trainer_sidecar.train.ordering import order_of
+from trainer_sidecar.train.window import Split
 
 pytestmark = pytest.mark.timeout(240)
 BATCH, SIZE, STEPS = 12, 50, 13
@@ -195,6 +196,21 @@ def test_the_digest_of_a_run_that_lost_one_batch_is_another_one() -> None:
         Progress.model_validate_json(attempt.saved()).sample_digest
         != Progress.model_validate_json(progress[5]).sample_digest
     )
+
+
+@pytest.mark.parametrize("kind", ["map-style", "mixture", "packed, split"])
+def test_a_window_that_was_interrupted_is_shared_out_without_loss_or_repetition(kind: str) -> None:
+    """One micro step on 4 ranks is consumed, the rest of the global batch goes to 2."""
+    before, after = Attempt(kind, topology(4, 1), None, {}), Attempt(kind, topology(2, 2), None, {})
+    seen = [i for cursor in before.cursors for i in cursor.micro_items_at(0, 0)]
+    for cursor in after.cursors:
+        cursor.before = (Split(4, 1, 1),)
+        seen += [i for micro in (1, 2) for i in cursor.micro_items_at(0, micro)]
+        assert cursor.order is not None
+        assert len(seen) in (8, 12)
+    assert after.cursors[0].order is not None
+    assert sorted(seen) == sorted(after.cursors[0].order.items(0, BATCH))
+    assert before.cursors[0].batch_digest() == after.cursors[0].batch_digest()
 
 
 def test_a_worker_process_gets_what_it_needs_to_read_packed_sequences() -> None:

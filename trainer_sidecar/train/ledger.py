@@ -20,30 +20,6 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.scalars import Number, ScalarTap
 
 
-class Ledger:
-    """Append-only file of one rank in one attempt; without a folder it does nothing."""
-
-    def __init__(self, folder: Path | None, run_id: str, epoch: int, rank: int) -> None:
-        self._fd: int | None = None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / ledger_name(run_id, epoch, rank)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-    @property
-    def enabled(self) -> bool:
-        return self._fd is not None
-
-    def write(self, step: LedgerStep) -> None:
-        if self._fd is not None:
-            os.write(self._fd, step.to_bytes() + b"\n")
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
 @dataclass(frozen=True)
 class Consumed:
     """What a rank consumed in one step; taken before the cursor moves on, since then the pieces are gone."""
@@ -78,3 +54,27 @@ class Consumed:
             lr=list(rates),
             time=time.time(),
         )
+
+
+class Ledger:
+    """Append-only file of one rank in one attempt; without a folder it does nothing."""
+
+    def __init__(self, folder: Path | None, run_id: str, epoch: int, rank: int) -> None:
+        self._fd: int | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / ledger_name(run_id, epoch, rank)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def consumed(self, cursor: Cursor, ids: list[int]) -> Consumed | None:
+        """To be written down at the step's end; None when nothing is."""
+        return Consumed.of(cursor, ids) if self._fd is not None else None
+
+    def write(self, step: LedgerStep) -> None:
+        if self._fd is not None:
+            os.write(self._fd, step.to_bytes() + b"\n")
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -39,7 +39,7 @@ from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed
 from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
-from trainer_sidecar.train.ledger import Consumed, Ledger
+from trainer_sidecar.train.ledger import Ledger
 from trainer_sidecar.train.loading import OrderedBatches, iterate
 from trainer_sidecar.train.ordering import order_of, per_rank_of, steps_of
 from trainer_sidecar.train.outcome import OutcomeFile
@@ -320,12 +320,12 @@ class Session:
         now = time.monotonic()
         self._step_seconds, self._step_began = now - self._step_began, now
         self._evidence.batch(self.step + 1, self._cursor.batch_digest())
-        consumed = Consumed.of(self._cursor, self._accumulation.next_window().ids)
+        consumed = self._ledger.consumed(self._cursor, self._accumulation.next_window().ids)
         self._cursor.advance()
         grad_norm = scalars.whole(grad_norm)
         self._seen = self._tap.take(self.step, loss, grad_norm)
         used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
-        if self._ledger.enabled:
+        if consumed is not None:
             self._ledger.write(consumed.line(self._env, self.step, loss, grad_norm, used))
 
     def _current_rates(self) -> list[float]:
