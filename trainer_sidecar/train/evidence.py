@@ -50,6 +50,7 @@ class Evidence:
     def batch(self, step: int, digest: str) -> None:
         """The global batch that step `step` consumes."""
         self._digests[step] = digest
+        self._digests.pop(step - _WINDOW, None)  # a script that gives no loss asks for none of them
 
     def saw(self, agreed: Values) -> None:
         """Mean loss and norm of a step, once the ranks agreed on them.
