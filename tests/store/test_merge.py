@@ -12,7 +12,7 @@ import store_world as world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_sidecar.contract.checkpoint import Part, Slices, Tensors
+from trainer_sidecar.contract.checkpoint import Part, Slices, Tensors, TrainingState
 from trainer_sidecar.contract.journal import ObjectRef
 from trainer_sidecar.contract.keys import save_id
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
@@ -227,3 +227,62 @@ def test_merging_grows_about_linearly_with_ranks() -> None:
 
     small, large = lines(64), lines(256)
     assert large < small * 4 * 1.5, f"64 ranks took {small} lines, 256 took {large}"
+
+
+def optimizer(names: list[str], state: list[str], lr: float = 0.1) -> dict[str, Any]:
+    groups = [{"params": names, "fields": {"lr": lr}}]
+    return {"class": "AdamW", "groups": groups, "state": {name: {"step": {"value": 1}} for name in state}}
+
+
+def stages(second: TrainingState | None) -> list[Part]:
+    """Two pipeline stages of one rank each."""
+    mesh = Topology(
+        nodes=1,
+        ranks_per_node=2,
+        mesh=Mesh(dp=1, pp=2),
+        batch=Batch(global_batch_size=2, micro_batch_size=1, accumulation=2),
+    )
+    first = TrainingState(optimizers=[optimizer(["w"], ["w"])], trainable=["w"])
+    return [
+        part(0, 2, {"w": TWO["w"]}, [("w", [0, 0], [4, 6], 4)], topology=mesh, training_state=first),
+        part(1, 2, {"b": TWO["b"]}, [("b", [0], [3], 2)], topology=mesh, training_state=second),
+    ]
+
+
+def test_the_training_state_of_all_stages_is_merged_into_that_of_one_model() -> None:
+    second = TrainingState(optimizers=[optimizer(["b"], ["b"])], trainable=["b"])
+    state = merge((p, REF) for p in stages(second)).first.training_state
+    assert state == TrainingState(optimizers=[optimizer(["b", "w"], ["w", "b"])], trainable=["w", "b"])
+
+
+@pytest.mark.parametrize(
+    ("second", "match"),
+    [
+        (None, "part of rank 1 of save .* lacks the training state"),
+        (
+            TrainingState(optimizers=[optimizer(["b"], [], lr=0.2)]),
+            r"group 0 of optimizer 0 differs in \['lr'\]",
+        ),
+        (TrainingState(optimizers=[]), "1 and 0 optimizers on the pipeline stages"),
+        (TrainingState(optimizers=[optimizer(["b"], [])], scaler={"scale": 2}), "scaler differ between"),
+    ],
+    ids=["none", "learning rate", "number", "scaler"],
+)
+def test_stages_that_do_not_fit_together_are_refused_by_name(
+    second: TrainingState | None, match: str
+) -> None:
+    refuse(stages(second), match)
+
+
+def test_moments_that_one_rank_alone_has_are_added_and_two_that_differ_refused() -> None:
+    one, two = halves()
+    known = TrainingState(optimizers=[optimizer(["b", "w"], ["b"])])
+    one = one.model_copy(update={"seal": one.seal.model_copy(update={"training_state": known})})
+
+    def told(slots: dict[str, Any]) -> list[Part]:
+        return [one, two.model_copy(update={"seal": two.seal.model_copy(update={"moments": [slots]})})]
+
+    state = merge((p, REF) for p in told({"w": {"step": {"value": 1}}})).first.training_state
+    assert state is not None
+    assert state.optimizers == [optimizer(["b", "w"], ["b", "w"])]
+    refuse(told({"b": {"step": {"value": 2}}}), "optimizer 0 state of parameter b differs between two ranks")
