@@ -27,10 +27,10 @@ SCRIPT = Path(__file__).with_name("trainer.py")
 
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
     """All figures, as they come."""
-    yield from large_scale.measure()
     with TemporaryDirectory(prefix="rtj-bench-") as folder, raw.server(Path(folder)) as store:
         for label, tensors, size in (("large tensors", 12, options.megabytes), ("small tensors", 1000, 16)):
             yield from _saves(label, tensors, size, options.rounds, store, Path(folder))
+    yield from large_scale.measure()
 
 
 def _saves(

@@ -21,7 +21,7 @@ from trainer_sidecar.contract.journal import ObjectRef, SaveReason
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.store.merge import Merger
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
-from trainer_sidecar.train.layout import Layout, Placement
+from trainer_sidecar.train.layout import Placement, layout
 from trainer_sidecar.train.ownership import Entry, Planner
 
 TENSORS = 1000
@@ -42,9 +42,9 @@ def measure() -> Iterable[Figure]:
 
 
 def _entries(ranks: int) -> list[Entry]:
-    layout = Layout((ranks,), tuple(range(ranks)), (Placement(0),))
+    form = layout((ranks,), tuple(range(ranks)), (Placement(0),))
     return [
-        Entry(f"model/layers.{i}.weight", "float32", 4, (ranks * 4, 64), layout, False)
+        Entry(f"model/layers.{i}.weight", "float32", 4, (ranks * 4, 64), form, False)
         for i in range(TENSORS)
     ]
 

@@ -19,7 +19,7 @@ from botocore.config import Config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "store"))
 
-from store_servers import ACCESS, SECRET, VersityGateway, make_bucket
+from store_servers import ACCESS, SECRET, VersityGateway
 
 BUCKET, PART, THREADS = "bench", 16 * 2**20, 4
 
@@ -83,6 +83,9 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._view.release()
 
     def read(self, size: int = -1) -> bytes:
@@ -111,7 +114,6 @@ def server(folder: Path) -> Iterator[Bucket]:
     place = folder / "s3"
     place.mkdir()
     with VersityGateway(place) as gateway:
-        make_bucket(gateway.endpoint, BUCKET)
         client = boto3.client(
             "s3",
             endpoint_url=gateway.endpoint,
@@ -120,4 +122,5 @@ def server(folder: Path) -> Iterator[Bucket]:
             region_name="us-east-1",
             config=Config(max_pool_connections=THREADS + 2, s3={"addressing_style": "path"}),
         )
+        client.create_bucket(Bucket=BUCKET)
         yield Bucket(gateway.endpoint, client)

@@ -24,7 +24,7 @@ from trainer_sidecar.contract.checkpoint import (
 )
 from trainer_sidecar.contract.journal import ObjectRef
 from trainer_sidecar.contract.whole import whole_training_state
-from trainer_sidecar.store.overlap import RankBox, find_overlap
+from trainer_sidecar.store.overlap import Cover, RankBox
 
 ITEM_SIZE = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
@@ -94,7 +94,7 @@ class Merger:
         self._dtypes: list[str] = []
         self._shapes: list[tuple[int, ...]] = []
         self._seen_at: list[int] = []
-        self._boxes: list[list[RankBox]] = []
+        self._covers: list[Cover] = []
         self._local: dict[int, list[int]] = {}
         self._replicas: dict[str, tuple[str, int]] = {}
         self._frozen: dict[str, FrozenFile] = {}
@@ -129,8 +129,8 @@ class Merger:
         if not self._parts:
             raise MergeError("a save without a part")
         first = self._first()
-        for tensor, boxes in enumerate(self._boxes):
-            self._check_cover(tensor, boxes)
+        for tensor in range(len(self._covers)):
+            self._check_cover(tensor)
         ranks = sorted(self._parts)
         seals = [self._parts[r][0].seal for r in ranks]
         return Merged(
@@ -180,12 +180,12 @@ class Merger:
         if known is None:
             if dtype not in ITEM_SIZE:
                 raise MergeError(f"tensor {name} of rank {rank} has the unknown dtype {dtype}")
-            known = self._ids[name] = len(self._boxes)
+            known = self._ids[name] = len(self._covers)
             self._names.append(name)
             self._dtypes.append(dtype)
             self._shapes.append(shape)
             self._seen_at.append(rank)
-            self._boxes.append([])
+            self._covers.append(Cover(shape))
         elif (dtype, shape) != (self._dtypes[known], self._shapes[known]):
             raise MergeError(
                 f"tensor {name} is {dtype}{list(shape)} on rank {rank} and "
@@ -221,7 +221,7 @@ class Merger:
             known = ids[tensor]
             box = (tuple(start), tuple(extent), rank)
             self._check_slice(known, box, offset, length, size)
-            self._boxes[known].append(box)
+            self._refuse_overlap(known, self._covers[known].add(box))
             if length:
                 used.append((offset, length, known))
         self._check_file(used, rank)
@@ -263,21 +263,21 @@ class Merger:
                     "(are gradients averaged? DistributedDataParallel and fully_shard do it)"
                 )
 
-    def _check_cover(self, tensor: int, boxes: list[RankBox]) -> None:
-        shape = self._shapes[tensor]
-        volume = prod(shape)
-        held = sum(prod(b[1]) for b in boxes)
-        clash = find_overlap([b for b in boxes if 0 not in b[1]])
+    def _refuse_overlap(self, tensor: int, clash: tuple[RankBox, RankBox] | None) -> None:
         if clash:
             a, b = clash
             raise MergeError(
                 f"tensor {self._name(tensor)} is stored twice: rank {a[2]} at {list(a[0])}, size {list(a[1])}, "
                 f"and rank {b[2]} at {list(b[0])}, size {list(b[1])}"
             )
-        if held != volume:
-            ranks = sorted({b[2] for b in boxes})
+
+    def _check_cover(self, tensor: int) -> None:
+        cover, shape = self._covers[tensor], self._shapes[tensor]
+        self._refuse_overlap(tensor, cover.overlap())
+        if cover.held != prod(shape):
+            ranks = sorted({b[2] for b in cover.boxes})
             raise MergeError(
-                f"tensor {self._name(tensor)} {list(shape)} has {volume} elements and {held} were stored, "
+                f"tensor {self._name(tensor)} {list(shape)} has {prod(shape)} elements and {cover.held} were stored, "
                 f"by ranks {ranks[:8]}"
             )
 
