@@ -35,6 +35,8 @@ from trainer_sidecar.store.reread import confirmed, state_tolerance
 POLL_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 30.0
 """How long a save whose ranks have all sealed may delay the next fence (operator.md O1)."""
+MOST_STATES_IN_A_ROW = 3
+"""As the operator: with a script that is not reproducible every checkpoint looks bad."""
 KEPT_UP = (OutcomeKind.FAILED, OutcomeKind.FENCED)
 EXIT_USAGE = 2
 EXIT_FENCED = EXIT_CODES[OutcomeKind.FENCED]
@@ -63,6 +65,7 @@ class LocalRun:
         self._store = StoreWait(events, lambda: bool(self._stops))
         self._attempts = 0
         self._failures = 0
+        self._states_in_a_row = 0
 
     def run(self) -> int:
         """Train to the end, through failures and outages of the store after the start.
@@ -264,7 +267,7 @@ class LocalRun:
             self._await_commit()
             if self._spend_budget(plan):
                 return None
-        if outcome.kind == OutcomeKind.RESUME_REFUSED:
+        if outcome.kind == OutcomeKind.RESUME_REFUSED and not self._states_in_a_row:
             self._events.tell(
                 "Refused",
                 "the checkpoints are untouched: run the script that they fit, or begin a new run with --run-id",
@@ -281,6 +284,7 @@ class LocalRun:
     def _quarantine(self, plan: Plan, outcome: Outcome) -> bool:
         """When the restore met missing or wrong bytes: quarantine the checkpoint, so that the one before is tried."""
         if outcome.kind != OutcomeKind.RESUME_REFUSED or plan.restore is None:
+            self._states_in_a_row = 0
             return False
         fault = parse_restore_fault(outcome.message, plan.restore.checkpoint_id)
         if fault is None:
@@ -299,7 +303,15 @@ class LocalRun:
         )
         sentence = f"checkpoint {fault.checkpoint_id}: {fault.reason}; the one before is tried"
         self._events.tell("Quarantined", sentence, entry=entry.seq if entry else None)
-        return True
+        self._states_in_a_row += found.fault == "state"
+        if self._states_in_a_row < MOST_STATES_IN_A_ROW:
+            return True
+        self._events.tell(
+            "GaveUp",
+            f"{self._states_in_a_row} checkpoints in a row trained otherwise than before: likelier, the script is not "
+            "reproducible; see docs/resumes.md, rtj checkpoints reinstate and --on-verification-failure Warn",
+        )
+        return False
 
     def _confirmed(self, fault: RestoreFault) -> RestoreFault | None:
         """The accusation, when this process finds the object bad too: its text came out of the trainer (R24)."""
