@@ -56,13 +56,15 @@ cluster-up: cluster-build ## Start the local cluster
 cluster-down: ## Stop the local cluster and remove what it left
 	@$(or $(wildcard $(PYTHON)),python3) hack/cluster down
 
-.PHONY: demo bench soak
+.PHONY: demo bench soak soak-cluster
 demo: setup ## Lose a node, shrink, resume and prove it, on a local cluster
 	@$(PYTHON) hack/demo $(ARGS)
-bench: venv ## Measure saves and restores against plain memcpy and DCP
+bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="scale relaunch --kills 20")
 	@$(PYTHON) bench $(ARGS)
 soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")
 	@$(PYTHON) hack/soak $(ARGS)
+soak-cluster: setup ## The operator's own trouble at full length: the API server is away for five minutes
+	@RTJ_API_OUTAGE_SECONDS=300 hack/test.sh tests/operator/test_operator_trouble_on_cluster.py $(ARGS)
 
 .PHONY: clean
 clean: cluster-down ## Stop the cluster and remove what tools and runs have written

@@ -211,7 +211,6 @@ class EventReason(StrEnum):
 
     INVALID = "Invalid"
     PLACEMENT_CREATED = "PlacementCreated"
-    PLACEMENT_DELETED = "PlacementDeleted"
     PODS_READY = "PodsReady"
     ATTEMPT_STARTED = "AttemptStarted"
     STARTED_FROM_SCRATCH = "StartedFromScratch"
@@ -240,7 +239,6 @@ class EventReason(StrEnum):
 EVENT_DOCS: dict[EventReason, str] = {
     EventReason.INVALID: "The spec cannot run; what to change.",
     EventReason.PLACEMENT_CREATED: "A Job was created; its nodes and why.",
-    EventReason.PLACEMENT_DELETED: "A Job was deleted, and why.",
     EventReason.PODS_READY: "All pods run; seconds since the placement was created.",
     EventReason.ATTEMPT_STARTED: "An attempt was fenced in; number, epoch, mesh, restore point, cause.",
     EventReason.STARTED_FROM_SCRATCH: "There was no commit in the journal, so training starts at step 0.",

@@ -19,3 +19,8 @@ def in_bytes(text: str, most: int) -> str:
 def count(value: int) -> int:
     """A step, or a number of samples or of anything: from 0 to 2**53."""
     return min(max(0, value), MOST)
+
+
+def many(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

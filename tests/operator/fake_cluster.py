@@ -159,3 +159,22 @@ def pod_object(job: Object, name: str, index: int) -> Object:
             "containerStatuses": [{"name": "trainer", **running}],
         },
     }
+
+
+def run_until_planned(cluster: Cluster, reconciler: Reconciler, steps: int = 8) -> None:
+    for _ in range(steps):
+        cluster.step(reconciler)
+
+
+def assert_one_of_everything(cluster: Cluster) -> None:
+    jobs = [name for (plural, _, name) in cluster.kube.objects if plural == JOBS.plural]
+    assert jobs == ["sft-p1"]
+    attempts = cluster.history().attempts
+    assert [a.attempt for a in attempts] == [1]
+    assert cluster.history().tail == 1
+    plans = cluster.plans()
+    assert len(plans) == 2
+    assert {p.nonce for p in plans} == {attempts[0].nonce}
+    assert {p.epoch for p in plans} == {1}
+    assert cluster.status()["attempt"]["epoch"] == 1
+    assert cluster.status()["attempt"]["nonce"] == attempts[0].nonce

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cluster import Cluster, assert_one_of_everything, run_until_planned
 from fake_kube import FakeKube
-from test_reconcile_crashes import Cluster, assert_one_of_everything, run_until_planned
 
 from rtj_operator.dryrun import DryRun, pod_of
 from rtj_operator.kube import JOBS, PODS, RTJ, ApiServer, Forbidden, Invalid, KubeError, Unavailable

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from test_reconcile_crashes import job_object
+from fake_cluster import job_object
 
 from rtj_operator.api import InvalidJobError, ResumableTrainingJob, parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective

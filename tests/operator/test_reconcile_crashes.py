@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import KEY, Cluster, Died
+from fake_cluster import KEY, Cluster, Died, assert_one_of_everything, run_until_planned
 
 from rtj_operator.api.names import LABEL_PLACEMENT, LABEL_UID
 from rtj_operator.decide.observed import Observed
@@ -21,27 +21,8 @@ from rtj_operator.faults import (
 )
 from rtj_operator.fencing import Stores
 from rtj_operator.kube import JOBS
-from rtj_operator.reconcile import Reconciler, TryLater
+from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.journal import Attempt
-
-
-def run_until_planned(cluster: Cluster, reconciler: Reconciler, steps: int = 8) -> None:
-    for _ in range(steps):
-        cluster.step(reconciler)
-
-
-def assert_one_of_everything(cluster: Cluster) -> None:
-    jobs = [name for (plural, _, name) in cluster.kube.objects if plural == JOBS.plural]
-    assert jobs == ["sft-p1"]
-    attempts = cluster.history().attempts
-    assert [a.attempt for a in attempts] == [1]
-    assert cluster.history().tail == 1
-    plans = cluster.plans()
-    assert len(plans) == 2
-    assert {p.nonce for p in plans} == {attempts[0].nonce}
-    assert {p.epoch for p in plans} == {1}
-    assert cluster.status()["attempt"]["epoch"] == 1
-    assert cluster.status()["attempt"]["nonce"] == attempts[0].nonce
 
 
 @pytest.fixture

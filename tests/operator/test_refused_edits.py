@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from fake_cluster import job_object
 from operator_values import Situation, end_report, plan, pod, running
-from test_reconcile_crashes import job_object
 from test_restore_point_bad import OneStore, order
 
 from rtj_operator.api import Phase, parse_job

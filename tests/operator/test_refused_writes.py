@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cluster import Cluster, run_until_planned
 from fake_kube import FakeKube
-from test_reconcile_crashes import Cluster, run_until_planned
 
 from rtj_operator.credentials import BadSecret, credentials_of
 from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ, SECRETS, Invalid, Kind, Object

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cluster import job_object
 from operator_values import EPOCH, Situation, end_report, plan, pod, running, sidecar, status_of
-from test_reconcile_crashes import job_object
 
 from rtj_operator.api import Phase, parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective

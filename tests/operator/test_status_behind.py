@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_cluster import Cluster, Died, run_until_planned
 from operator_values import job, pod, running, sidecar, status_of
-from test_reconcile_crashes import Cluster, Died, run_until_planned
 from test_restore_point_bad import order
 
 from rtj_operator.conditions import ConditionType, Reason, find

@@ -14,6 +14,7 @@ from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_at
 from rtj_operator.decide.behind import status_behind
 from rtj_operator.decide.ends import fail, stop_pods
 from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
+from rtj_operator.decide.milestones import milestones
 from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
@@ -180,8 +181,9 @@ def _decision(before: View, view: View, step: Step) -> Decision:
         below = status.placement.number + status.placement.released
         effects = (*effects, *(a for a in clear_away(view, below) if a not in effects))
     write: tuple[Action, ...] = (WriteStatus(status),) if _differs(status, before.status) else ()
+    events = (*step.events, *milestones(view, before.status, status))
     moments = [m for m in (step.requeue_after, next_moment(view, status)) if m is not None]
-    return Decision((*write, *effects), status, min(moments, default=None), step.events)
+    return Decision((*write, *effects), status, min(moments, default=None), events)
 
 
 def _with_job_uid(view: View, status: JobStatus) -> JobStatus:

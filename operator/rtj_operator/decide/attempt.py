@@ -34,7 +34,7 @@ from rtj_operator.decide.place import new_placement, released
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
-from rtj_operator.text import count
+from rtj_operator.text import count, many
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault
@@ -362,7 +362,7 @@ def _hung(view: View) -> End | None:
 
 
 def _started_event(plan: Plan) -> Event:
-    mesh = f"{plan.topology.mesh}, {plan.topology.nodes} nodes"
+    mesh = f"{plan.topology.mesh}, {many(plan.topology.nodes, 'node')}"
     point = plan.restore
     if point is None:
         return Event(

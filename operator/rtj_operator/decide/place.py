@@ -17,6 +17,7 @@ from rtj_operator.decide.exclusion import excluded_names
 from rtj_operator.decide.observed import NodeRoom
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from rtj_operator.pods import LEAST_GRACE_SECONDS
+from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
 
 SHORT_GRACE = 2
@@ -52,7 +53,9 @@ def new_placement(
         grace_seconds=int(view.want.exit_grace),
     )
     resized = old is not None and old.nodes != size
-    status = told(status, Phase.PENDING, Reason.PODS_PENDING, f"placement {number}: waiting for {size} pods")
+    status = told(
+        status, Phase.PENDING, Reason.PODS_PENDING, f"placement {number}: waiting for {many(size, 'pod')}"
+    )
     status = status.model_copy(
         update={
             "placement": placement,
@@ -65,11 +68,11 @@ def new_placement(
     if resized:
         more = status.counters.model_copy(update={"resizes": status.counters.resizes + 1})
         status = status.model_copy(update={"counters": more})
-    was = f", before: {old.nodes} nodes" if resized and old else ""
+    was = f", before: {many(old.nodes, 'node')}" if resized and old else ""
     asked = f" of {view.want.nodes} asked for" if size != view.want.nodes else ""
     event = Event(
         EventReason.RESIZING if resized else EventReason.PLACEMENT_CREATED,
-        f"placement {number} on {size} nodes{asked}{was}: {cause.value}",
+        f"placement {number} on {many(size, 'node')}{asked}{was}: {cause.value}",
         f"placement/{number}",
     )
     return Step(status, (create_job(placement), *clear_away(view, number)), WATCH_SECONDS, (event,))

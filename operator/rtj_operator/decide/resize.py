@@ -9,6 +9,7 @@ from rtj_operator.decide.ends import complete, fail, record_end
 from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
 
@@ -116,7 +117,7 @@ def room_to_grow(view: View) -> Step | None:
     cooling = status.resized_at is not None and view.since(status.resized_at) < want.cooldown
     if cooling or view.since(status.capacity_seen_since) < want.scale_up_delay:
         return None
-    return order(view, GROW, f"room for {larger} nodes, {placement.nodes} in use")
+    return order(view, GROW, f"room for {many(larger, 'node')}, {placement.nodes} in use")
 
 
 def order(view: View, reason: str, why: str) -> Step:
