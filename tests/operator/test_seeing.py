@@ -14,6 +14,7 @@ from operator_values import plan, sidecar
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
 from rtj_operator.capacity import Usage, node_rooms, pod_requests
+from rtj_operator.decide.observed import PodView
 from rtj_operator.kube import JOBS, NODES, PODS, RTJ, Forbidden, Kind, Object
 from rtj_operator.observe import MAX_STATUS_BYTES, Graves, Observer, read_status
 from rtj_operator.podview import job_view, pod_view, unix
@@ -225,6 +226,15 @@ def test_a_pod_on_a_node_that_is_not_ready_or_gone_is_on_a_lost_node() -> None:
     assert observe(kube, rtj()).pods[0].node_lost
     kube.put(NODES, node("node1"))
     assert not observe(kube, rtj()).pods[0].node_lost
+
+
+def test_a_pod_that_answers_lives_whatever_its_node_could_not_report() -> None:
+    """After an outage of the API server all nodes look lost for some seconds."""
+    views = (PodView("p-0", "u0", 0, 1, node="n1"), PodView("p-1", "u1", 1, 1, node="n1", status=sidecar(1)))
+    kube = FakeKube()
+    kube.put(NODES, node("n1", ready="Unknown"))
+    seen = asyncio.run(Observer(kube)._with_lost_nodes(list(views)))
+    assert [v.node_lost for v in seen] == [True, False]
 
 
 def test_a_cordoned_node_is_seen_so_that_a_drain_can_be_called_one() -> None:
