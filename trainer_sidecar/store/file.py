@@ -93,6 +93,7 @@ class FileStore:
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         folder, _, _ = prefix.rpartition("/")
+        self._refuse_links(folder)
         yield from self._walk(f"{folder}/" if folder else "", prefix, start_after)
 
     def create(self, key: str, data: bytes) -> None:
@@ -115,6 +116,7 @@ class FileStore:
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
+            self._refuse_links(key.rpartition("/")[0])
             self._guard(key, lambda key=key: self._path(key).unlink(missing_ok=True))  # type: ignore[misc]
         for folder in {self._path(key).parent for key in keys}:
             self._prune(folder)
@@ -122,6 +124,7 @@ class FileStore:
     def discard_unfinished(self, prefix: str, wanted: Callable[[str], bool]) -> int:
         """Temporary files of writers that died before their link."""
         found = 0
+        self._refuse_links(prefix.rpartition("/")[0])
         for path in sorted((self.root / prefix).rglob(f"{_TEMPORARY}*")):
             if wanted(f"{path.parent.relative_to(self.root).as_posix()}/"):
                 self._guard(prefix, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
@@ -131,6 +134,20 @@ class FileStore:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+    def _refuse_links(self, folder: str) -> None:
+        """Raises UnsupportedStoreError when a folder below the root is a symbolic link: what is listed is deleted one
+        day, and behind a link lies what is not the store's."""
+        path = self.root
+        for name in filter(None, folder.split("/")):
+            path = path / name
+            if path.is_symlink():
+                raise UnsupportedStoreError(
+                    f"{self.url}: {path.relative_to(self.root)} is a symbolic link, and nothing is listed or deleted "
+                    "through it: put the folder itself there, or let --store name where it is",
+                    store=self.url,
+                    key=folder,
+                )
 
     def _path(self, key: str) -> Path:
         parts = key.split("/")
@@ -217,7 +234,9 @@ class FileStore:
         """Files below `folder` ("" or ending in "/") in key order: a folder sorts as its name with a slash."""
         try:
             with os.scandir(self.root / folder) as entries:
-                names = sorted(e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in entries)
+                # Links, pipes and the like are no objects: neither shown nor followed.
+                plain = [e for e in entries if not e.is_symlink() and (e.is_dir() or e.is_file())]
+                names = sorted(e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in plain)
         except FileNotFoundError:
             return
         except OSError as exc:
