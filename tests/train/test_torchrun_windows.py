@@ -46,7 +46,9 @@ class Runs:
             saved = [c for c in self.world.commits() if c.epoch == after.epoch]
             asked = next(c for c in saved if c.reason in (SaveReason.REQUEST, SaveReason.ORDER))
             where = self.world.journal.history.restore_point_of(asked.checkpoint_id)
-        plan = self.world.attempt(topology(ranks, batch), where, checkpoint=policy)
+        plan = self.world.attempt(
+            topology(ranks, batch, tp=2 if kind == "tp" else 1), where, checkpoint=policy
+        )
         codes = self.ranks.run(self.world, plan, "window.py", KIND=kind, **env)
         assert codes == [0] * ranks, tail(self.world, plan)
         files = [self.world.out / f"window-e{plan.epoch}-r{rank}.json" for rank in range(ranks)]
@@ -100,6 +102,16 @@ def test_hybrid_shards_are_reduced_over_both_axes_and_gone_on_with_on_two_ranks(
     _, other = runs.run("fsdp", 2, REDUCED, reduced, batch=48)
     assert "goes on with its gradients (reduced)" in window_of(other[0])
     assert other[0]["parameters"] == pytest.approx(kept[0]["parameters"], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", [RAW, REDUCED])
+def test_fully_sharded_tensor_parallel_layers_keep_their_unreduced_gradients(
+    runs: Runs, mode: AccumulationSave
+) -> None:
+    saved, kept = runs.run("tp", 4, mode, **AT)
+    _, same = runs.run("tp", 4, mode, saved)
+    assert same[0]["began"] == [1, 2]
+    assert [rank["parameters"] for rank in same] == [rank["parameters"] for rank in kept]
 
 
 def test_an_order_in_a_window_that_outlasts_the_grace_saves_its_start_on_every_rank(runs: Runs) -> None:

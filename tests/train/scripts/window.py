@@ -1,8 +1,8 @@
 """Gradient accumulation without sync: DDP with token-normalised sums, FSDP2 with means; a save is asked for inside.
 
-`KIND` ddp, fsdp or hsdp. The save is requested (`ORDERED`: the order to save and exit comes) in the window after step
-`ASK_STEP`, at micro step `ASK_MICRO`. Writes `<TINY_OUT>/window-e<epoch>-r<rank>.json`: whole parameters, losses, the
-micro step that it began at.
+`KIND` ddp, fsdp, hsdp or tp. The save is requested (`ORDERED`: the order to save and exit comes) in the window after
+step `ASK_STEP`, at micro step `ASK_MICRO`. Writes `<TINY_OUT>/window-e<epoch>-r<rank>.json`: whole parameters, losses,
+the micro step that it began at.
 """
 
 import contextlib
@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sidecar.train import Session, environment
@@ -42,8 +44,10 @@ def main() -> None:
     env = environment.join()
     dp = mesh.size()
     torch.manual_seed(0)
-    inner = model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
-    if KIND == "fsdp":
+    inner = model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    if KIND == "tp":
+        parallelize_module(inner, mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate())})
+    if KIND in ("fsdp", "tp"):
         fully_shard(inner[0], mesh=mesh["dp"])
         fully_shard(inner, mesh=mesh["dp"])
     elif KIND == "hsdp":
@@ -52,7 +56,7 @@ def main() -> None:
         fully_shard(inner, mesh=both)
     else:
         model = DistributedDataParallel(inner)
-    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02, foreach=KIND != "tp")
     losses, began, total = {}, None, 0.0
     with Session.from_env(
         model=model, optimizer=optimizer, data=Data(), total_steps=STEPS, seed=3, device="cpu"
