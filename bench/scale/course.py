@@ -214,6 +214,8 @@ async def _failures(simulation: Simulation, operator: OperatorProcess, jobs: int
         operator.check()
     await asyncio.gather(*work)
     both = taken[True] + taken[False]
+    if not (taken[True] and taken[False]):
+        raise ValueError(f"{count} failures are too few to have both kinds: take 3 or more")
     return [
         Figure(
             "scale: p99 from a pod's failure to the next plan or Job",
