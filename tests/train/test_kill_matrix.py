@@ -109,12 +109,17 @@ class Run:
             "MATRIX_STEPS": str(STEPS),
         }
         codes = self.warm.run(self.world, plan, "kill_matrix.py", imports=self.row.imports, **env)
-        ended = [
-            code != 0 for code in codes
-        ]  # a rank may see its killed neighbour before it is killed itself
-        fine = all(ended) and -9 in codes if kill else not any(ended)
-        assert fine, f"{codes} after {kill or 'no kill'}:\n{tail(self.world, plan)}"
+        assert bool(kill) == any(codes), f"{codes} after {kill or 'no kill'}:\n{tail(self.world, plan)}"
+        if kill:
+            self.fired(plan, kill, codes)
         return plan
+
+    def fired(self, plan: Plan, kill: str, codes: list[int]) -> None:
+        """The kill came where it was told to, and nobody outlived it."""
+        rank, step, place = kill.split(":")
+        assert codes[int(rank)] == -9, f"{codes} after {kill}:\n{tail(self.world, plan)}"
+        assert all(codes), codes
+        assert max(self.lines(plan, int(rank))) == int(step) - (place != "end")
 
     def control(self, task: str) -> Plan:
         """The run that is never interrupted."""
