@@ -16,5 +16,15 @@ from scale.course import run
 
 
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
-    """All figures of one run."""
-    return asyncio.run(run(options.jobs, options.failures, options.idle_seconds))
+    """All figures of one run, as they come."""
+    course = run(options.jobs, options.failures, options.idle_seconds)
+
+    async def following() -> Figure | None:
+        return await anext(course, None)
+
+    with asyncio.Runner() as runner:
+        try:
+            while (figure := runner.run(following())) is not None:
+                yield figure
+        finally:
+            runner.run(course.aclose())

@@ -7,7 +7,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,8 +53,8 @@ class Jobs:
         )
 
 
-async def run(jobs: int, failures: int, idle_seconds: int) -> list[Figure]:
-    """All figures."""
+async def run(jobs: int, failures: int, idle_seconds: int) -> AsyncGenerator[Figure]:
+    """All figures, as they come."""
     with tempfile.TemporaryDirectory(prefix="rtj-bench-") as folder, serving(Path(folder)) as servers:
         api = Api(servers)
         simulation, seen = Simulation(api), Jobs(api)
@@ -62,7 +62,8 @@ async def run(jobs: int, failures: int, idle_seconds: int) -> list[Figure]:
         await simulation.start()
         following = asyncio.create_task(seen.follow())
         try:
-            return [f async for f in _course(servers, api, simulation, seen, jobs, failures, idle_seconds)]
+            async for figure in _course(servers, api, simulation, seen, jobs, failures, idle_seconds):
+                yield figure
         finally:
             following.cancel()
             await simulation.stop()

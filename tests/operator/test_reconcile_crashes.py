@@ -113,5 +113,7 @@ def test_a_store_that_cannot_be_reached_is_said_and_tried_again(cluster: Cluster
 def test_a_fault_setting_that_names_no_place_is_refused() -> None:
     with pytest.raises(ValueError, match="after-job-create"):
         Faults("nowhere")
+    with pytest.raises(ValueError, match="there may be 'stop', not 'pause'"):
+        Faults("after-job-create:1:pause")
     assert len(PLACES) == 4
     assert Observed().jobs == ()
