@@ -46,7 +46,7 @@ def main() -> None:
     model = Weights()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     data = [torch.ones(1) for _ in range(4096)]
-    steps = 4 * (ROUNDS + 1) + 20
+    steps = 8 * (ROUNDS + 1) + 20
     session = Session.from_env(
         model=model, optimizer=optimizer, data=data, total_steps=steps + MORE, device="cpu"
     )
@@ -79,6 +79,8 @@ def rounds(s: Session, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
     feed = iter(s.batches())
     idle = [step(s, model, optimizer, next(feed)) for _ in range(15)]
     for number in range(ROUNDS + 1):
+        while s._saves.in_flight is not None:  # the outcome is agreed on at a step's end
+            step(s, model, optimizer, next(feed))
         s.request_save()
         save = 0.0
         begin = time.monotonic()
