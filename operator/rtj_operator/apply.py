@@ -190,14 +190,23 @@ class Applier:
         self._metrics.placements.labels(placed.cause.value if placed else "First").inc()
 
     async def _expect_ours(self, name: str, subject: Subject) -> None:
-        """O21: on AlreadyExists compare the uid; a Job of somebody else, or of an older object, is no placement."""
+        """O21: on AlreadyExists compare the uid; a Job of somebody else is never touched.
+
+        One of an earlier object of this name goes: its owner exists no more, and the garbage collector takes its time.
+        """
         found = await self._kube.get(JOBS, subject.namespace, name)
-        uid = (found["metadata"].get("labels") or {}).get(LABEL_UID)
-        if uid != subject.job.metadata.uid:
-            raise ForeignObject(
-                f"Job {subject.namespace}/{name} exists and is not this object's (its label {LABEL_UID} is {uid!r}): "
-                "delete it, or rename this job"
+        uid, ours = (found["metadata"].get("labels") or {}).get(LABEL_UID), subject.job.metadata.uid
+        if uid == ours:
+            return
+        if _of_namesake(found, subject):
+            await self._kube.delete(JOBS, subject.namespace, name, uid=found["metadata"]["uid"])
+            raise Unavailable(
+                f"Job {subject.namespace}/{name} of an earlier object of this name is being removed"
             )
+        raise ForeignObject(
+            f"Job {subject.namespace}/{name} exists and is not this object's (its label {LABEL_UID} is {uid!r}): "
+            "delete it, or rename this job"
+        )
 
     async def _fence_and_publish(self, action: FenceAndPublish, subject: Subject) -> None:
         pods = tuple(p for p in subject.observed.of(action.placement) if p.up)
@@ -290,6 +299,15 @@ class Applier:
 def _grace(subject: Subject) -> float | None:
     placement = subject.status.placement
     return float(placement.grace_seconds) if placement is not None and placement.grace_seconds else None
+
+
+def _of_namesake(job: Object, subject: Subject) -> bool:
+    """Its controller is an object of this name with another uid: one that was deleted, since names are unique."""
+    meta = subject.job.metadata
+    owners = [o for o in job["metadata"].get("ownerReferences") or [] if o.get("controller")]
+    return any(
+        o.get("kind") == RTJ.kind and o.get("name") == meta.name and o.get("uid") != meta.uid for o in owners
+    )
 
 
 def _known_commits(subject: Subject) -> bool:

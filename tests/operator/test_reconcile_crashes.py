@@ -85,6 +85,23 @@ def test_a_job_of_somebody_else_under_our_name_is_never_touched(cluster: Cluster
         cluster.step(cluster.operator())
     assert ("delete", "jobs", "sft-p1") not in cluster.kube.log
     assert "is not this object's" in cluster.status()["message"]
+    operator, writes = cluster.operator(), len(cluster.kube.log)
+    for _ in range(3):
+        with pytest.raises(TryLater):
+            cluster.step(operator)
+    assert len(cluster.kube.log) == writes, "a retry that fails alike writes nothing"
+
+
+def test_a_job_of_an_earlier_object_of_the_same_name_makes_room(cluster: Cluster) -> None:
+    owner = {"kind": "ResumableTrainingJob", "name": "sft", "uid": "uid-before", "controller": True}
+    labels = {LABEL_UID: "uid-before", LABEL_PLACEMENT: "1"}
+    meta = {"name": "sft-p1", "namespace": "ns", "labels": labels, "ownerReferences": [owner]}
+    cluster.kube.put(JOBS, {"metadata": meta, "spec": {"parallelism": 0}})
+    operator = cluster.operator()
+    with pytest.raises(TryLater, match="of an earlier object of this name is being removed"):
+        cluster.step(operator)
+    run_until_planned(cluster, operator)
+    assert_one_of_everything(cluster)
 
 
 def test_a_store_that_cannot_be_reached_is_said_and_tried_again(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
-from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
@@ -125,11 +125,17 @@ def job_missing(view: View) -> Step | None:
     seen = placement.job_uid is not None or any(r.placement == placement.number for r in view.status.attempts)
     if seen or any(j.placement == placement.number for j in view.observed.jobs):
         return new_placement(view, view.status, Cause.POD_LOST)
-    return Step(
-        view.status,
-        (create_job(placement),),
-        WATCH_SECONDS,
-    )
+    return Step(view.status, (create_job(placement),), WATCH_SECONDS, degraded=_refused_so_far(view.status))
+
+
+def _refused_so_far(status: JobStatus) -> tuple[str, str] | None:
+    """Why the Job could not be made last time: until it can be, nothing is as expected, and saying so anew each time
+    would be a write, an event and another look without end."""
+    degraded = find(status.conditions, ConditionType.DEGRADED)
+    if degraded is None or degraded.status != "True":
+        return None
+    refused = degraded.reason in (Reason.POD_REFUSED, Reason.TEMPLATE_REFUSED)
+    return (degraded.reason, degraded.message) if refused else None
 
 
 CHECKS: tuple[Check, ...] = (
