@@ -95,6 +95,7 @@ class Reason(StrEnum):
     NO_COMMIT_YET = "NoCommitYet"
     COMMITTED = "Committed"
     SAVES_FAILING = "SavesFailing"
+    LOSS_NOT_FINITE = "LossNotFinite"
     SIDECAR_FAILING = "SidecarFailing"
     RESUME_MATCHED = "ResumeMatched"
     RESUME_DIFFERS = "ResumeDiffers"
@@ -174,6 +175,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.HUNG: "No step for hangTimeoutSeconds.",
     Reason.NO_COMMIT_YET: "Nothing has been committed yet.",
     Reason.COMMITTED: "The newest commit is in status.lastCommitted.",
+    Reason.LOSS_NOT_FINITE: "The newest commit was made while the loss or the gradient norm was no finite number.",
     Reason.SAVES_FAILING: "Saves do not commit: several have failed in a row, or one meets errors and does not end.",
     Reason.SIDECAR_FAILING: "A pod's sidecar ends again and again; nothing can be saved or resumed meanwhile.",
     Reason.RESUME_MATCHED: "Steps after the resume match those seen before it.",

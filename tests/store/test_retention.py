@@ -1,5 +1,6 @@
 """Quarantine, forks, retention and sweeps: what a run may lose, and what it may never lose."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,6 +197,21 @@ def test_r14_verified_restored_held_and_milestones_stay() -> None:
     assert not {m.checkpoint_id for m in more} & set(gone)
     with pytest.raises(FencedError):
         retire(read(store), TWO, epoch=first.epoch, **ABOUT)
+
+
+def test_a_checkpoint_from_before_a_loss_that_is_no_number_outlives_those_saved_since() -> None:
+    """Steps 1 to 7 are saved; from 5 on they are marked. 4 and 3 may be lost already, 2 cannot be."""
+    store = MemoryStore()
+    _, made = run_of(store, 7)
+    history = read(store).history
+    lost = {m.checkpoint_id for m in made[4:]}
+    marked = [
+        e.model_copy(update={"finite": False}) if isinstance(e, Manifest) and e.checkpoint_id in lost else e
+        for e in history.entries
+    ]
+    assert choose_retired(history, TWO) == [m.checkpoint_id for m in made[:5]]
+    gone = choose_retired(replace(history, entries=tuple(marked)), TWO)
+    assert gone == [made[i].checkpoint_id for i in (0, 2, 4)]
 
 
 def test_r14_nothing_goes_while_the_newest_verified_one_is_in_doubt() -> None:

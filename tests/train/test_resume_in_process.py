@@ -367,3 +367,22 @@ def test_a_step_cannot_be_closed_or_saved_inside_an_accumulation_window(
         assert session.micro_end(0.0)
         with pytest.raises(TrainingLibraryError, match="after micro step 2 of 3"):
             session.step_end()
+
+
+def test_a_loss_that_is_no_number_marks_what_is_saved_from_there_on_and_is_said_once(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = CheckpointPolicy(interval_steps=2, interval_seconds=0, when_busy=WhenBusy.WAIT)
+    plan = world.attempt(topology(1, 4, micro=4), checkpoint=every)
+    parts = Parts()
+
+    def spoil(session: Session) -> None:
+        if session.step == 3:
+            with torch.no_grad():
+                next(parts.model.parameters()).fill_(float("nan"))
+
+    with rank_of(world, plan, monkeypatch), parts.session(total_steps=8) as session:
+        parts.train(session, spoil)
+    marks = {c.step: c.finite for c in world.commits() if c.epoch == plan.epoch}
+    assert marks == {2: True, 4: True, 6: False, 8: False}, "ranks agree on a loss one step later"
+    assert [r.getMessage()[:8] for r in caplog.records].count("loss nan") == 1

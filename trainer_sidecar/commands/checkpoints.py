@@ -59,6 +59,7 @@ def _state(history: History, manifest: Manifest) -> str:
     if name in history.quarantined:
         return f"quarantined ({history.quarantined[name].fault})"
     words = [] if manifest in history.lineage else ["abandoned"]
+    words += [] if manifest.finite else ["loss not finite"]
     words += ["verified"] if name in history.verified else []
     words += ["resume point"] if newest is not None and newest.checkpoint_id == name else []
     return ", ".join(words)

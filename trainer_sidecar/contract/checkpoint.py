@@ -64,6 +64,8 @@ class Progress(Document):
     """By dataset, where there are several."""
     loss: float | None = None
     grad_norm: float | None = None
+    finite: bool = True
+    """False: the newest loss or gradient norm that was known at the save was no finite number (JSON has none)."""
 
 
 class TrainingState(Document):

@@ -112,6 +112,8 @@ class Manifest(_Entry):
     manifest: ObjectRef
     reason: SaveReason
     bytes: int = 0
+    finite: bool = True
+    """False: it was saved while the loss or the gradient norm was no finite number; retention keeps one from before."""
 
 
 class Aborted(_Entry):

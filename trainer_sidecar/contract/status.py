@@ -37,6 +37,8 @@ class CommittedStatus(Document):
     checkpoint_id: str
     sequence: int
     time: float
+    finite: bool = True
+    """As in its journal entry."""
 
 
 class InFlightStatus(Document):

@@ -240,6 +240,7 @@ class Run:
                 checkpoint_id=checkpoint_id,
                 sequence=sequence,
                 time=time.time(),
+                finite=progress.finite,
             )
 
     def _note_commit(self, history: History, epoch: int) -> None:
@@ -262,6 +263,7 @@ def _status(commit: Manifest) -> CommittedStatus:
         checkpoint_id=commit.checkpoint_id,
         sequence=commit.seq,
         time=commit.time,
+        finite=commit.finite,
     )
 
 

@@ -101,6 +101,7 @@ def commit_manifest(
             manifest=ref,
             reason=manifest.reason,
             bytes=manifest.bytes,
+            finite=manifest.progress.finite,
         )
 
     entry = journal.append(decide, stop=stop, timeout=timeout)

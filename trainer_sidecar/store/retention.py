@@ -6,7 +6,7 @@ epochs, because a late PUT can bring an object back. Journal entries are never d
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -45,13 +45,15 @@ def choose_retired(history: History, policy: RetentionPolicy) -> list[str]:
     """Ids that may go now, oldest first (R14). Quarantined ones do not count as kept; they go by age like the others.
 
     Nothing goes before `keep_last` restorable ones exist. Never: those and everything newer than the oldest of them,
-    the newest verified one, the newest attempt's restore point, and what is held.
+    the newest verified one, the newest from before a loss that is no finite number, the newest attempt's restore point,
+    and what is held.
     """
     good = [m for m in history.lineage if history.restorable(m.checkpoint_id)]
     if len(good) < policy.keep_last:
         return []
     oldest_kept = good[policy.keep_last - 1].seq
     kept = _protected(history) | _milestones(good, policy.keep_every_steps)
+    kept |= _still_finite(good)
     return [
         m.checkpoint_id
         for m in history.manifests.values()
@@ -79,6 +81,19 @@ def _protected(history: History) -> set[str]:
     if history.newest is not None and history.newest.restore is not None:
         kept.add(history.newest.restore.checkpoint_id)
     return kept
+
+
+def _still_finite(good: Sequence[Manifest]) -> set[str]:
+    """Once a loss is no number: the newest commit whose own loss was one, and the newest at least two steps before it.
+
+    Ranks agree on a loss one step later, and a state shows in the loss of the step after it: of the unmarked commits
+    only those within two steps may hold a state that is lost already.
+    """
+    finite = [m for m in good if m.finite]
+    if not finite or len(finite) == len(good):
+        return set()
+    before = [m for m in finite if m.step <= finite[0].step - 2]
+    return {m.checkpoint_id for m in (finite[0], *before[:1])}
 
 
 def _milestones(good: Iterable[Manifest], every: int) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,7 @@ class Cursor:
             datasets={name: DatasetProgress(**count) for name, count in counts.items()},
             loss=loss,
             grad_norm=grad_norm,
+            finite=all(x is None or math.isfinite(x) for x in (loss, grad_norm)),
         )
 
     def restore(self, progress: Progress) -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import replace
 
-from trainer_sidecar.contract.checkpoint import TrainingState
+from trainer_sidecar.contract.checkpoint import Progress, TrainingState
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.plan import WhenBusy
 from trainer_sidecar.train import rng, tagged
@@ -44,6 +44,7 @@ class SavePolicy:
         """Newest place known to be committed, the restore point's at first: nothing is lost by ending there."""
         self._ordered_at: float | None = None
         self._began = time.monotonic()
+        self._warned = False
         self.requested = False
         self.stopped = False
         """The run was saved on order."""
@@ -206,10 +207,23 @@ class SavePolicy:
             moments=captured.moments,
             fingerprints=dict(self._clockwork.fingerprints) if first else {},
         )
+        self._warn_of_loss(content.progress)
         content = self._with_window(captured, content)
         save = self._saves.begin(captured, content)
         self._began = time.monotonic()
         self._evidence.save_began(save.checkpoint_id, save.step)
+
+    def _warn_of_loss(self, progress: Progress) -> None:
+        """A state that is lost is saved like any other; that the ones before may outlive it is told once."""
+        if not progress.finite and not self._warned:
+            self._warned = True
+            log.warning(
+                "loss %s, gradient norm %s: checkpoints from step %d on are marked; retention keeps one from before. "
+                "To go back, stop, and rtj checkpoints quarantine the marked ones",
+                progress.loss,
+                progress.grad_norm,
+                progress.step,
+            )
 
     def _with_window(self, captured: Captured, content: Content) -> Content:
         """Inside a window: its gradients go into the save, or the save is of the window's start."""

@@ -103,7 +103,7 @@ def training(view: View) -> Step | None:
     short = grace_too_short(view)
     if short is not None:
         events = (*events, Event(EventReason.GRACE_TOO_SHORT, short[1], f"grace/{view.number}", warning=True))
-    ill = _saves_failing(seen) or blocked(view.standing) or short
+    ill = _saves_failing(seen) or blocked(view.standing) or _not_finite(seen) or short
     return Step(told(status, phase, reason, text), (), soon, events, ill)
 
 
@@ -263,6 +263,17 @@ def _saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
         Reason.SAVES_FAILING,
         f"{seen.consecutive_failures} saves in a row did not commit: {(seen.store_error or seen.last_failure)[:500]}",
     )
+
+
+def _not_finite(seen: SidecarStatus) -> tuple[str, str] | None:
+    done = seen.last_committed
+    if done is None or done.finite:
+        return None
+    text = (
+        f"the loss or the gradient norm is no finite number: step {count(done.step)} was committed like that. One from "
+        "before stays whatever retention says: see rtj checkpoints list, and quarantine those that are lost"
+    )
+    return Reason.LOSS_NOT_FINITE, text
 
 
 def _recovery(status: JobStatus, progress: ProgressStatus, view: View) -> RecoveryPoint | None:
