@@ -34,15 +34,19 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._all: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._all = self._read()
 
     def add(self, figure: Figure) -> None:
         """Keep and show one figure."""
+        self._all = self._read()  # another benchmark may run at the same time
         body = {k: v for k, v in asdict(figure).items() if k != "name"}
         self._all[figure.name] = {**body, "holds": figure.holds, "machine": machine()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self._all, indent=1, sort_keys=True) + "\n")
         print(f"{figure.name}: {figure.value:.3g} {figure.unit} {figure.spread}", flush=True)
+
+    def _read(self) -> dict[str, Any]:
+        return json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def table(self, names: Sequence[str]) -> str:
         """The figures of these names, one a line."""
