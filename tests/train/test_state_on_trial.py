@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from in_process import Parts, rank_of
@@ -25,6 +26,7 @@ from trainer_sidecar.contract.restore_fault import parse_restore_fault
 from trainer_sidecar.store.quarantine import accuse
 from trainer_sidecar.store.reread import confirmed, state_tolerance
 from trainer_sidecar.train.errors import ResumeDiverged
+from trainer_sidecar.train.order import batch_digest
 from trainer_sidecar.train.witness import ResumeVerifier
 
 pytestmark = pytest.mark.timeout(120)
@@ -123,10 +125,12 @@ def test_a_state_that_trains_otherwise_ends_the_attempt_and_is_quarantined_with_
     assert not any(history.restorable(c) for c in children)
 
 
-def verifier(report: ResumeReport, expected: float, found: float) -> ResumeVerifier:
-    steps = [WitnessStep(step=9, loss=expected, batch_digest="d")]
-    made = ResumeVerifier(report, Witness(epoch=1, checkpoint_id="c", steps=steps), 1, 1, 0.05)
-    assert made.saw(WitnessStep(step=9, loss=found, batch_digest="d")) is not None
+def verifier(
+    report: ResumeReport, expected: float, found: float, *, samples: str = "d", spread: float = 0.0
+) -> ResumeVerifier:
+    steps = [WitnessStep(step=9, loss=expected, batch_digest=samples)]
+    made = ResumeVerifier(report, Witness(epoch=1, checkpoint_id="c", steps=steps), 1, 1, 0.05, spread)
+    assert made.saw(WitnessStep(step=9, loss=found, batch_digest=samples)) is not None
     return made
 
 
@@ -145,3 +149,33 @@ def test_only_the_state_itself_is_accused() -> None:
     assert not verifier(report, float("nan"), 1.0).accusation
     assert not verifier(report.model_copy(update={"resharded": True}), 1.0, 2.0).accusation
     assert not verifier(report.model_copy(update={"checks": [changed]}), 1.0, 2.0).accusation
+    other_batch = where.batch.model_copy(update={"micro_batch_size": 1, "accumulation": 4})
+    split = report.model_copy(update={"topology_to": where.model_copy(update={"batch": other_batch})})
+    assert not verifier(split, 1.0, 2.0).accusation
+
+
+def test_samples_that_nobody_can_name_accuse_no_state() -> None:
+    """A script that feeds itself may have fed others: the session cannot tell."""
+    where = topology(1, 4)
+    report = ResumeReport(
+        epoch=2, attempt=2, checkpoint_id="c", step=8, topology_from=where, topology_to=where, checks=[]
+    )
+    nameless = batch_digest(np.empty(0, np.int64))
+    assert not verifier(report, 1.0, 2.0, samples=nameless).accusation
+    told = WitnessStep(step=9, loss=1.0, batch_digest="d")
+    made = ResumeVerifier(report, Witness(epoch=1, checkpoint_id="c", steps=[told]), 1, 1, 0.05)
+    done = made.saw(WitnessStep(step=9, loss=2.0, batch_digest="others"))
+    assert done is not None
+    assert done.verified is False
+    assert not made.accusation
+
+
+def test_noise_around_a_loss_of_zero_accuses_no_state() -> None:
+    where = topology(1, 4)
+    report = ResumeReport(
+        epoch=2, attempt=2, checkpoint_id="c", step=8, topology_from=where, topology_to=where, checks=[]
+    )
+    assert not verifier(report, 1e-9, -2e-9, spread=0.1).accusation
+    assert verifier(report, 1e-9, 0.1, spread=0.1).accusation
+    assert verifier(report, 1.0, 2.0, spread=float("nan")).accusation
+    assert verifier(report, 1.0, float("nan"), spread=0.1).accusation

@@ -35,7 +35,12 @@ class Evidence:
         policy = self._policy
         self.resume = resumed.report
         self._verifier = ResumeVerifier(
-            resumed.report, resumed.witness, resumed.saved_epoch, policy.steps, policy.loss_tolerance
+            resumed.report,
+            resumed.witness,
+            resumed.saved_epoch,
+            policy.steps,
+            policy.loss_tolerance,
+            resumed.loss_spread,
         )
         if self._sends:
             self._client.tell(m.SendReport(report=resumed.report))

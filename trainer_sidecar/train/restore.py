@@ -79,6 +79,8 @@ class Resumed:
     random: rng.Kept
     frozen: Inherited | None
     """None when the checkpoint holds other frozen weights than this run has."""
+    loss_spread: float = 0.0
+    """Standard deviation of the losses before the save."""
 
 
 @dataclass
@@ -119,7 +121,8 @@ class Restorer:
                 [f"check {c.name!r} failed: expected {c.expected}, found {c.found}" for c in failed]
             )
         kept = rng.Kept.now(self.env.device)
-        return Resumed(report, opened.witness, opened.manifest.epoch, kept, self._inherited)
+        spread = opened.manifest.training_state.statistics.get("lossStd", 0.0)
+        return Resumed(report, opened.witness, opened.manifest.epoch, kept, self._inherited, spread)
 
     def _timed(self, phase: str, action: Callable[[], Any]) -> Any:
         begin = time.monotonic()

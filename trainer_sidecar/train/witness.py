@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.restore_fault import state_mismatch
+from trainer_sidecar.train.order import NO_SAMPLES
 
 
 @dataclass
@@ -52,12 +53,25 @@ class WitnessRecorder:
 
 
 class ResumeVerifier:
-    """Compares the steps after a resume with the witness; without one, the exact checks of the report decide."""
+    """Compares the steps after a resume with the witness; without one, the exact checks of the report decide.
+
+    `spread`: standard deviation of the losses before the save. A loss near zero (policy gradients) differs from itself
+    by more than any relative tolerance, so a difference that is small against it accuses nobody.
+    """
 
     def __init__(
-        self, report: ResumeReport, witness: Witness | None, saved_epoch: int, count: int, tolerance: float
+        self,
+        report: ResumeReport,
+        witness: Witness | None,
+        saved_epoch: int,
+        count: int,
+        tolerance: float,
+        spread: float = 0.0,
     ) -> None:
         self._report, self._tolerance = report, tolerance
+        self._floor = tolerance * spread if math.isfinite(spread) else 0.0
+        self._same_samples = True
+        """So far, and known to be: what a script feeds itself has no names."""
         valid = witness is not None and witness.epoch == saved_epoch  # protocol R22
         self._expected = {s.step: s for s in witness.steps} if witness and valid else {}
         self._last = report.step + count
@@ -65,8 +79,8 @@ class ResumeVerifier:
         self._deltas: list[float] = []
         self.done = False
         self.accusation = ""
-        """Of the restored state, in the words of `restore_fault`, when only it can be at fault: the same mesh and the
-        same fingerprints, and another loss."""
+        """Of the restored state, in the words of `restore_fault`, when only it can be at fault: the same mesh, batch
+        shape, samples and fingerprints, and another loss."""
 
     def add(self, check: Check) -> None:
         """A line found after the restore; it goes out with the finished report."""
@@ -91,7 +105,8 @@ class ResumeVerifier:
         delta = abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-12)
         self._deltas.append(delta if math.isfinite(delta) else math.inf)
         detail = f"relative difference {delta:.3g}, tolerance {self._tolerance:g}"
-        if not delta <= self._tolerance and not self.accusation and self._comparable(expected):
+        self._same_samples &= expected.batch_digest == found.batch_digest not in ("", NO_SAMPLES)
+        if not delta <= self._tolerance and not self.accusation and self._comparable(expected, found):
             self.accusation = state_mismatch(found.step, expected.loss, found.loss, detail)
         self._checks.append(
             Check(
@@ -111,9 +126,13 @@ class ResumeVerifier:
             )
         )
 
-    def _comparable(self, expected: WitnessStep) -> bool:
-        changed = any(c.name.startswith("fingerprint ") for c in self._report.checks)
-        return math.isfinite(expected.loss) and not self._report.resharded and not changed
+    def _comparable(self, expected: WitnessStep, found: WitnessStep) -> bool:
+        """Another mesh, and another micro batch too, draws other random numbers for the same samples."""
+        before, now = self._report.topology_from, self._report.topology_to
+        changed = self._report.resharded or (before.mesh, before.batch) != (now.mesh, now.batch)
+        changed |= any(c.name.startswith("fingerprint ") for c in self._report.checks)
+        noise = abs(found.loss - expected.loss) <= self._floor
+        return math.isfinite(expected.loss) and self._same_samples and not changed and not noise
 
     def _finish(self) -> ResumeReport:
         self.done = True
