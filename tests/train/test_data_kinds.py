@@ -172,3 +172,35 @@ def test_torchdatas_loader_is_refused_with_other_workers_and_other_batches(run: 
         run(StatefulLoader(lambda *_: [1]), 1)
     with pytest.raises(ValueError, match="the loader has no batch"):
         run(StatefulLoader(lambda *_: StatefulDataLoader([], batch_size=4)), 1)
+
+
+class Augmented(torch.utils.data.Dataset[torch.Tensor]):
+    """Two samples that are drawn anew each time."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_workers_of_a_loader_of_ones_own_augment_every_pass_anew_and_leave_the_generators_alone() -> None:
+    def passes(data: StatefulLoader, count: int) -> list[tuple[float, ...]]:
+        return [tuple(data.take()[0].tolist()) for _ in range(count)]
+
+    def made() -> StatefulLoader:
+        data = StatefulLoader(lambda *_: StatefulDataLoader(Augmented(), batch_size=2, num_workers=1))
+        data.open(0, 1, 2)
+        return data
+
+    torch.manual_seed(3)
+    before, data = torch.get_rng_state(), made()
+    first = passes(data, 2)
+    state = data.state_dict()
+    later = passes(data, 2)
+    assert len({*first, *later}) == 4
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(4)
+    again = made()
+    again.load_state_dict(state)
+    assert passes(again, 2) == later

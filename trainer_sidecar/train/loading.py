@@ -48,10 +48,18 @@ def make_loader(data: Any, batches: OrderedBatches, collate: Any, options: dict[
     return DataLoader(data, batch_sampler=batches, **{"collate_fn": collate, **options})
 
 
-def iterate(loader: Any) -> Iterator[Any]:
-    """`iter(loader)` that leaves the generators as they were: a DataLoader draws its workers' seed from torch's."""
+def iterate(loader: Any, seed: int | None = None) -> Iterator[Any]:
+    """`iter(loader)` that leaves the generators as they were: a DataLoader draws its workers' seed from torch's.
+
+    With `seed` it draws from generators that begin there: a pass that began where the one before did would give its
+    workers the same seeds, and augment every pass alike.
+    """
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed CUDA's as well
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
         found: Iterator[Any] = iter(loader)
         return found
     finally:

@@ -5,7 +5,8 @@ where the data can be read by index; this is for iterable datasets that can only
 
 A loader draws from its generators more often after a load than without (torchdata 0.11 shuffled all later passes in
 another way after a resume when it had been given a generator), so every pass begins with a seed of its own here:
-SHA-256("rtj-loader-1", the generator's first seed, the number of the pass).
+SHA-256("rtj-loader-1", the generator's first seed, the number of the pass). What a loader draws from the process's
+generators as a pass begins, such as the seeds of its workers, comes from a seed made alike of torch's first one.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class StatefulLoader:
         self._loader: Any = None
         self._iterator: Iterator[Any] | None = None
         self._seeds: list[int] = []
+        self._process_seed = 0
         self._fresh = True
         """The pass under way began at its beginning."""
         self.epoch, self.batches, self.digest = 0, 0, EMPTY_DIGEST
@@ -61,6 +63,7 @@ class StatefulLoader:
             )
         self._loader = loader
         self._seeds = [generator.initial_seed() for generator in self._generators()]
+        self._process_seed = torch.initial_seed()
 
     def _generators(self) -> list[torch.Generator]:
         """Those that shuffle: the loader's, and its sampler's where that is another one."""
@@ -72,9 +75,8 @@ class StatefulLoader:
     def _begin_pass(self) -> None:
         if self._fresh:
             for generator, seed in zip(self._generators(), self._seeds, strict=True):
-                digest = hashlib.sha256(f"rtj-loader-1\n{seed}\n{self.epoch}".encode()).digest()
-                generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        self._iterator = iterate(self._loader)
+                generator.manual_seed(_of_pass(seed, self.epoch))
+        self._iterator = iterate(self._loader, _of_pass(self._process_seed, self.epoch))
 
     def take(self) -> tuple[Any, list[int]]:
         """The next micro batch and, with `ids`, its samples. Raises ValueError when a whole pass yields nothing."""
@@ -106,8 +108,9 @@ class StatefulLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """After the batches that were taken."""
-        place = {"epoch": self.epoch, "batches": self.batches, "digest": self.digest, "seeds": self._seeds}
-        return {"fixed": self._fixed(), **place, "loader": self._loader.state_dict()}
+        place = {"epoch": self.epoch, "batches": self.batches, "digest": self.digest}
+        seeds = {"seeds": self._seeds, "processSeed": self._process_seed}
+        return {"fixed": self._fixed(), **place, **seeds, "loader": self._loader.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Before the first batch. Raises ResumeRefused naming what differs (class, batch size, number of workers)."""
@@ -121,8 +124,14 @@ class StatefulLoader:
             raise ResumeRefused(differ)
         self._loader.load_state_dict(dict(state["loader"]))
         self._iterator, self._fresh, self._seeds = None, False, [int(seed) for seed in state["seeds"]]
+        self._process_seed = int(state.get("processSeed", self._process_seed))
         self.epoch, self.batches, self.digest = (
             int(state["epoch"]),
             int(state["batches"]),
             str(state["digest"]),
         )
+
+
+def _of_pass(seed: int, epoch: int) -> int:
+    digest = hashlib.sha256(f"rtj-loader-1\n{seed}\n{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
