@@ -18,7 +18,7 @@ from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import AccumulationSave, CheckpointPolicy, Plan
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
-from trainer_sidecar.train import Session, TrainingLibraryError, accumulation
+from trainer_sidecar.train import ResumeRefused, Session, TrainingLibraryError, accumulation
 
 pytestmark = pytest.mark.timeout(180)
 BOUNDARY, REDUCED, RAW = AccumulationSave.BOUNDARY, AccumulationSave.REDUCED, AccumulationSave.RAW
@@ -198,6 +198,51 @@ def test_another_micro_batch_goes_on_with_the_gradients_when_the_rest_divides_el
     assert "the 6 samples that are left are no whole micro steps of dp 1 x 4 samples" in window.detail
     samples = sorted(i for line in ledger(world, does_not) for i in line["samples"])
     assert samples == sorted(i for line in ledger(world, divides) for i in line["samples"])
+
+
+def test_gradients_of_what_was_unfrozen_before_the_save_are_gone_on_with_though_the_script_begins_frozen(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, control: Run
+) -> None:
+    plan = world.attempt(topology(3), checkpoint=saving(RAW))
+    attempt(world, monkeypatch, plan, {(1, 1): save})
+    with rank_of(world, world.attempt(topology(3), point(world, plan, SaveReason.REQUEST)), monkeypatch):
+        run = Run()
+        run.model.layers[0].requires_grad_(False)
+        with run.session(total_steps=4) as session:
+            run.go(session)
+    assert same(run.state, control.state)
+
+
+class Counting:
+    """A loader of the script's own that knows only where it is."""
+
+    at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_window_that_would_run_again_behind_a_loader_with_its_own_place_is_refused(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the samples of the open window would be lost: the loader stands behind them."""
+
+    def go(plan: Plan) -> None:
+        with rank_of(world, plan, monkeypatch):
+            run = Run()
+            with run.session(total_steps=4, per_rank={"loader": Counting()}) as session:
+                run.go(session, {(1, 1): save})
+
+    plan = world.attempt(topology(3), checkpoint=saving(RAW))
+    go(plan)
+    where = point(world, plan, SaveReason.REQUEST)
+    with pytest.raises(
+        ResumeRefused, match=r"run again \(the global batch was 12, is 6\), but the per_rank objects"
+    ):
+        go(world.attempt(topology(3, 6), where, checkpoint=saving(RAW)))
 
 
 def ledger(world: RankWorld, plan: Plan) -> list[dict[str, Any]]:

@@ -62,6 +62,7 @@ class Accumulation:
         self.mode = env.plan.checkpoint.accumulation_save
         self.gradients = Gradients(state.outer, state, env.world_size, env.rank, self._topology.mesh.dp)
         self.window = Window()
+        self._loader_state = loader_state
         self._rewinds = cursor.order is not None and not loader_state
         """Whether the window's start can be told: the session feeds the samples, not a loader with its own state."""
         self._start: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
@@ -208,7 +209,10 @@ class Accumulation:
     # -- resuming
 
     def take_over(self, manifest: ManifestFile, tensors: Tensors, rank_state: Any) -> TakenOver:
-        """How to go on with the window that was open at the save. Nothing is changed yet. Raises ValueError."""
+        """How to go on with the window that was open at the save. Nothing is changed yet.
+
+        Raises ValueError, the same on every rank, when it can neither go on nor run again.
+        """
         document = manifest.training_state.accumulation
         if document is None:
             return TakenOver()
@@ -220,6 +224,12 @@ class Accumulation:
             manifest.topology.mesh == self._topology.mesh and manifest.topology.batch == self._topology.batch
         )
         why = "" if same else self._why_again(manifest, tensors, splits)
+        if why and self._loader_state:
+            raise ValueError(
+                f"the accumulation window that was open at the save would have to run again ({why}), but the per_rank "
+                f"objects stand behind its {consumed(splits)} consumed samples: resume with the checkpoint's batch, "
+                "or from one that was saved between two steps"
+            )
         if why:
             count = consumed(splits)
             return TakenOver(rerun=count, says=f"runs again, {count} samples are consumed twice: {why}")

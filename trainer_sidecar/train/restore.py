@@ -204,7 +204,8 @@ class Restorer:
         return []
 
     def _materialise(self, opened: m.RestoreOpened) -> dict[str, Any]:
-        """Optimizer state and the state dicts of extra objects, not loaded yet. Returns the latter."""
+        """Optimizer state, the state dicts of extra objects, and the gradients of an open window, which need the mask
+        of what trains; not loaded yet. Returns the state dicts."""
         saved = opened.manifest.training_state
         t = opened.tensors
         stored = {n: (d, tuple(s)) for n, d, s in zip(t.names, t.dtypes, t.shapes, strict=True)}
@@ -215,7 +216,11 @@ class Restorer:
         if problems:
             raise ResumeRefused(problems)
         current = {p.entry.name: p.tensor for p in self._captured.pieces}
-        self._taken = self.accumulation.take_over(opened.manifest, t, self._rank_state)
+        self._masked = trainable.restore(self.state.model, self.state.names, saved.trainable)
+        try:
+            self._taken = self.accumulation.take_over(opened.manifest, t, self._rank_state)
+        except ValueError as error:
+            raise ResumeRefused([str(error)]) from error
         self._captured.pieces += self._taken.pieces
         targets = {k: materialise.extra_targets(doc, current) for k, doc in (saved.extra or {}).items()}
         self._redirect(targets, self._captured)
@@ -285,7 +290,6 @@ class Restorer:
             obj.load_state_dict(tagged.decode(self._rank_state["objects"][key]))
         self.cursor.restore(opened.manifest.progress)
         self.accumulation.go_on(self._taken)
-        self._masked = trainable.restore(self.state.model, self.state.names, saved.trainable)
 
     def _state_checks(self, opened: m.RestoreOpened) -> list[Check]:
         """Compare the live objects, read again, with what was saved."""
