@@ -213,6 +213,31 @@ def test_gradients_of_what_was_unfrozen_before_the_save_are_gone_on_with_though_
     assert same(run.state, control.state)
 
 
+def test_a_window_whose_loss_is_no_number_is_gone_on_with(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(plan: Plan) -> Session:
+        with rank_of(world, plan, monkeypatch):
+            run = Run()
+            with run.session(total_steps=3) as session:
+                for x, y in session.batches():
+                    loss = nn.functional.mse_loss(run.model(x), y) / session.accumulation
+                    loss.backward()
+                    bad = (session.step, session.micro) == (1, 0)
+                    if bad:
+                        session.request_save()
+                    if not session.micro_end(float("nan") if bad else loss):
+                        run.optimizer.step()
+                        run.optimizer.zero_grad()
+                        session.step_end()
+        return session
+
+    plan = world.attempt(topology(3), checkpoint=saving(RAW))
+    go(plan)
+    where = point(world, plan, SaveReason.REQUEST)
+    assert go(world.attempt(topology(3), where, checkpoint=saving(RAW))).step == 3
+
+
 class Counting:
     """A loader of the script's own that knows only where it is."""
 

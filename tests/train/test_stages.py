@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from trainer_sidecar.contract.checkpoint import TrainingState
 from trainer_sidecar.contract.whole import whole_training_state
 from trainer_sidecar.train import Stage, materialise, replicas, zero
 from trainer_sidecar.train.capture import State
@@ -187,7 +189,6 @@ def test_objects_of_stages_are_united_and_a_list_that_mixes_them_is_refused() ->
     states = {i: s.capture() for i, s in enumerate(stages(Part("0"), Part("1")))}
     first = {"o": {"$ordered": [["a", {"$stored": "extra/o/a"}], ["n", 3]]}}
     second = {"o": {"$ordered": [["b", {"$stored": "extra/o/b"}], ["n", 4]]}}
-    from trainer_sidecar.contract.checkpoint import TrainingState
 
     def told(extra: Any, rank: int) -> TrainingState:
         return TrainingState(optimizers=states[rank].optimizers, extra=extra)
@@ -197,6 +198,19 @@ def test_objects_of_stages_are_united_and_a_list_that_mixes_them_is_refused() ->
     second["o"]["$ordered"][1][1] = 3
     joined = whole_training_state({0: told(first, 0), 1: told(second, 1)}).extra
     assert [key for key, _ in joined["o"]["$ordered"]] == ["a", "n", "b"]
+
+
+def test_stages_that_saw_the_same_loss_that_is_no_number_fit_together() -> None:
+    """One such loss stays in the statistics of the next 50 steps, and none of their saves must fail for it."""
+    lost = float("nan")
+    said = TrainingState(optimizers=[], statistics={"lossMean": lost, "lossStd": lost, "steps": 3}).to_bytes()
+    stages = {rank: TrainingState.model_validate_json(said) for rank in (0, 1)}
+    assert math.isnan(whole_training_state(stages).statistics["lossMean"])
+    stages[1] = stages[1].model_copy(update={"statistics": {"lossMean": 1.0}})
+    with pytest.raises(
+        ValueError, match="statistics differ between the pipeline stages of rank 0 and rank 1"
+    ):
+        whole_training_state(stages)
 
 
 def test_ranks_that_know_different_tensors_plan_every_byte_exactly_once() -> None:

@@ -4,6 +4,7 @@ The first rank of every stage says what its stage trains; the merge of a save an
 whole, in the form that a run without stages would write. Raises ValueError with the name of what does not fit.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def whole_training_state(
     for rank, state in others:
         who = f"rank {first_rank} and rank {rank}"
         for name in _EQUAL:
-            if getattr(total, name) != getattr(state, name):
+            if _text(getattr(total, name)) != _text(getattr(state, name)):
                 raise ValueError(f"{name} differ between the pipeline stages of {who}: they must be equal")
         total = total.model_copy(
             update={
@@ -42,6 +43,11 @@ def whole_training_state(
             for i, (o, more) in enumerate(zip(optimizers, known, strict=True))
         ]
     return total.model_copy(update={"optimizers": optimizers})
+
+
+def _text(document: Any) -> str:
+    """JSON, in which a NaN of the statistics equals another one."""
+    return json.dumps(document, sort_keys=True)
 
 
 def _optimizers(one: list[Any], two: list[Any], who: str) -> list[Any]:

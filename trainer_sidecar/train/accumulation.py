@@ -238,12 +238,13 @@ class Accumulation:
         says = f"goes on with its gradients ({document['mode']}), {left} of {self.size} micro steps are left"
         if same:
             absent = tuple(mine.get("absent", ()))
-            return TakenOver(pieces, splits, mine.get("loss"), mine.get("weight"), absent, says=says)
-        weight, scale = document["weight"], 1.0
+            loss, weight = _float(mine.get("loss")), _float(mine.get("weight"))
+            return TakenOver(pieces, splits, loss, weight, absent, says=says)
+        weight, scale = _float(document["weight"]), 1.0
         if weight is not None:  # gradients of sums: the mean over the replicas has divided them by dp
             scale = manifest.topology.mesh.dp / self._topology.mesh.dp
             weight = weight if self._env.dp_rank == 0 else 0.0
-        return TakenOver(pieces, splits, document["loss"], weight, scale=scale, says=says)
+        return TakenOver(pieces, splits, _float(document["loss"]), weight, scale=scale, says=says)
 
     def _why_again(self, manifest: ManifestFile, tensors: Tensors, splits: tuple[Split, ...]) -> str:
         before, now = manifest.topology, self._topology
@@ -285,5 +286,6 @@ def _as_given(piece: Piece) -> torch.Tensor:
     return piece.local if piece.entry.name.startswith(OWN) else piece.tensor
 
 
-def _float(number: Number) -> float | None:
+def _float(number: Number | str) -> float | None:
+    """Documents hold what is no finite number as text."""
     return None if number is None else float(number)
