@@ -12,7 +12,7 @@ import pytest
 
 from trainer_sidecar.train import Mixture, Packed, StatefulLoader, Streams
 from trainer_sidecar.train.mixture import INDEX_BITS, MixtureOrder
-from trainer_sidecar.train.ordering import order_of, steps_of
+from trainer_sidecar.train.ordering import end_of, order_of
 
 
 def order(weights: dict[str, Any], sizes: dict[str, int], seed: int = 3) -> MixtureOrder:
@@ -125,4 +125,4 @@ def test_what_has_no_meaning_for_a_kind_of_data_is_refused() -> None:
             else order_of(data, seed=0, global_batch=1, drop_last=False, dp=1)
         )
         with pytest.raises(ValueError, match="use total_steps= with streams, mixtures and packing"):
-            steps_of(made, 2, 1)
+            end_of(made, None, 2)

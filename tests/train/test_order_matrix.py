@@ -108,7 +108,7 @@ class Attempt:
             cursor = Cursor(where, rank, order)
             if saved is not None:
                 cursor.restore(Progress.model_validate_json(saved))
-            batches = OrderedBatches(cursor, lambda: 0, STEPS)
+            batches = OrderedBatches(cursor, lambda: 0, lambda step, _: step >= STEPS)
             self.cursors.append(cursor)
             self._loaders.append(make_loader(data, batches, _plain, options))
 

@@ -125,6 +125,22 @@ def test_a_state_that_trains_otherwise_ends_the_attempt_and_is_quarantined_with_
     assert not any(history.restorable(c) for c in children)
 
 
+def test_another_global_batch_goes_on_from_the_same_sample_and_ends_with_the_same_epoch(
+    world: RankWorld, points: dict[int, RestorePoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are others, so the witness says nothing of them, and those of before count by their samples."""
+    plan = world.attempt(topology(1, 8), points[8], EVERY_FOURTH, FALL_BACK)
+    with rank_of(world, plan, monkeypatch, SAME_CODE):
+        parts = Parts()
+        with parts.session(epochs=1) as session:
+            parts.train(session)
+    assert (session.step, session.samples) == (8 + 4, 64)
+    assert session.resume is not None
+    assert session.resume.verified
+    first = next(c for c in session.resume.checks if c.name == "first batch")
+    assert first.detail == "another one: the global batch was 4, is 8"
+
+
 def verifier(
     report: ResumeReport, expected: float, found: float, *, samples: str = "d", spread: float = 0.0
 ) -> ResumeVerifier:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.loading import OrderedBatches, make_loader
+from trainer_sidecar.train.ordering import End
 from trainer_sidecar.train.stateful import StatefulLoader
 from trainer_sidecar.train.streams import Streams
 from trainer_sidecar.train.window import Window
@@ -19,11 +20,11 @@ from trainer_sidecar.train.window import Window
 
 @dataclass
 class Feed:
-    """Where samples come from (map-style, or None when the script feeds itself) and when the run ends."""
+    """Where samples come from (map-style, or None when the script feeds itself) and where the run ends."""
 
     data: Any
     collate: Callable[[list[Any]], Any] | None
-    total_steps: int | None
+    end: End
 
     def needed(self) -> Any:
         """The data. Raises TrainingLibraryError when the script feeds itself."""
@@ -37,7 +38,9 @@ class Feed:
         """Raises ValueError when the data bring their own loader."""
         if isinstance(self.needed(), StatefulLoader):
             raise ValueError("a StatefulLoader brings its own loader: iterate over session.batches()")
-        return OrderedBatches(cursor, micro, self.total_steps)
+        return OrderedBatches(
+            cursor, micro, lambda step, samples: self.end.reached(step, samples, cursor.global_batch)
+        )
 
     def loader(self, batches: OrderedBatches, options: dict[str, Any]) -> DataLoader[Any]:
         """Raises ValueError for options that would change the order."""

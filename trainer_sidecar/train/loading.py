@@ -22,16 +22,16 @@ from trainer_sidecar.train.cursor import Cursor
 class OrderedBatches(Sampler[list[Any]]):
     """A batch sampler without end or state of its own: every iteration starts at the cursor.
 
-    `micro` gives the micro step that is open. It stops after `total_steps` (None: never).
+    `micro` gives the micro step that is open. It stops where `over` says so of steps and consumed samples.
     """
 
-    def __init__(self, cursor: Cursor, micro: Callable[[], int], total_steps: int | None) -> None:
-        self._cursor, self._micro, self._total_steps = cursor, micro, total_steps
+    def __init__(self, cursor: Cursor, micro: Callable[[], int], over: Callable[[int, int], bool]) -> None:
+        self._cursor, self._micro, self._over = cursor, micro, over
 
     def __iter__(self) -> Iterator[list[Any]]:
         cursor = self._cursor
         step, samples, micro = cursor.step, cursor.samples, self._micro()
-        while self._total_steps is None or step < self._total_steps:
+        while not self._over(step, samples):
             while micro < cursor.topology.batch.accumulation:
                 yield cursor.micro_items_at(samples, micro)
                 micro += 1

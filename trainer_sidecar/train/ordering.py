@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainer_sidecar.train.environment import Environment
@@ -42,13 +43,31 @@ def order_of(data: Any, *, seed: int, global_batch: int, drop_last: bool, dp: in
     return SampleOrder(len(data), seed, global_batch, drop_last)
 
 
-def steps_of(order: Order | None, epochs: int, global_batch: int) -> int:
-    """Whole steps in this many epochs. Raises ValueError when the data have no epochs that a position could tell."""
+@dataclass(frozen=True)
+class End:
+    """Where a run ends: after `steps`, or where one more step would pass `samples`; None: not there.
+
+    Epochs are counted in samples: steps of before a change of the global batch had another size.
+    """
+
+    steps: int | None = None
+    samples: int | None = None
+
+    def reached(self, step: int, samples: int, global_batch: int) -> bool:
+        """After `step` steps that consumed `samples`."""
+        passed = self.samples is not None and samples + global_batch > self.samples
+        return passed or (self.steps is not None and step >= self.steps)
+
+
+def end_of(order: Order | None, total_steps: int | None, epochs: int | None) -> End:
+    """Raises ValueError for epochs when the data have none that a position could tell."""
+    if epochs is None:
+        return End(total_steps)
     if order is None or not order.samples_per_epoch:
         raise ValueError(
             "epochs= needs one map-style dataset: use total_steps= with streams, mixtures and packing"
         )
-    return epochs * order.samples_per_epoch // global_batch
+    return End(total_steps, epochs * order.samples_per_epoch)
 
 
 def per_rank_of(data: Any, objects: Mapping[str, Any], env: Environment) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ledger import Ledger
 from trainer_sidecar.train.loading import OrderedBatches, iterate
-from trainer_sidecar.train.ordering import order_of, per_rank_of, steps_of
+from trainer_sidecar.train.ordering import end_of, order_of, per_rank_of
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.policy import SavePolicy
@@ -149,15 +149,13 @@ class Session:
         order = order_of(
             data, seed=seed, global_batch=batch, drop_last=drop_last, dp=env.plan.topology.mesh.dp
         )
-        if epochs is not None:
-            limit = steps_of(order, epochs, batch)
-            total_steps = limit if total_steps is None else min(limit, total_steps)
+        end = end_of(order, total_steps, epochs)
         own = per_rank_of(data, per_rank or {}, env)
         axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
         state = State(model, optimizers, extra or {}, env.world_size, axes, env.rank, stage)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
         clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept), own)
-        return cls(env, state, clockwork, cursor, Feed(data, collate, total_steps))
+        return cls(env, state, clockwork, cursor, Feed(data, collate, end))
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -213,8 +211,8 @@ class Session:
     @property
     def should_stop(self) -> bool:
         """True once the run was saved on order or has taken its last step: leave the loop."""
-        limit = self._feed.total_steps
-        return self._policy.stopped or self._policy.leaving or (limit is not None and self.step >= limit)
+        over = self._feed.end.reached(self.step, self.samples, self._cursor.global_batch)
+        return self._policy.stopped or self._policy.leaving or over
 
     def loader(self, **options: Any) -> DataLoader[Any]:
         """A DataLoader over `data` in the session's order, for `batches(loader)`; `options` as of torch's DataLoader

@@ -72,7 +72,9 @@ class ResumeVerifier:
         self._floor = tolerance * spread if math.isfinite(spread) else 0.0
         self._same_samples = True
         """So far, and known to be: what a script feeds itself has no names."""
-        valid = witness is not None and witness.epoch == saved_epoch  # protocol R22
+        before, now = report.topology_from.batch, report.topology_to.batch
+        steps_alike = before.global_batch_size == now.global_batch_size
+        valid = witness is not None and witness.epoch == saved_epoch and steps_alike  # protocol R22
         self._expected = {s.step: s for s in witness.steps} if witness and valid else {}
         self._last = report.step + count
         self._checks: list[Check] = []
