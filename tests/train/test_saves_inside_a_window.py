@@ -41,14 +41,23 @@ def saving(mode: AccumulationSave, **more: Any) -> CheckpointPolicy:
 
 
 class Noisy(nn.Module):
-    """Draws in its forward pass and counts in a buffer: a window that runs again must see both as they were."""
+    """Draws in its forward pass, counts in a buffer and in a state of its own: a window that runs again must see all of
+    it as it was."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
         self.never_used = nn.Parameter(torch.ones(3))
+        self.calls = 0
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor([self.calls, 7])
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.calls = int(state[0])
 
     def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
         return self.layers(x)
 
 

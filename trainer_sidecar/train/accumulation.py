@@ -1,8 +1,8 @@
 """The accumulation window and its saves: what a save inside it holds, and how a resume goes on with it (datapath T17).
 
 Three ways out of an open window. With its gradients (`reduced`, `raw`), at any micro step. As it was at its start
-(`boundary`, or where gradients cannot be had): parameters and optimizers have not moved since, so only generators and
-buffers are kept from there; the window then runs again. Or not at all: the save waits for the window's end.
+(`boundary`, or where gradients cannot be had): parameters and optimizers have not moved since, so only what a forward
+pass moves is kept from there; the window then runs again. Or not at all: the save waits for the window's end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trainer_sidecar.train.capture import Captured, Piece, State
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.gradients import OWN, Gradients, is_gradient
+from trainer_sidecar.train.module_state import copied
 from trainer_sidecar.train.scalars import Number
 from trainer_sidecar.train.window import Split, Window, consumed, handed_out, micro_steps_left
 
@@ -37,6 +38,15 @@ class OpenWindow:
     document: dict[str, Any]
     micro_step: int = 0
     rank_document: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a forward pass moves, as it was at the window's start: generators, buffers, modules' own state."""
+
+    random: dict[str, Any]
+    buffers: dict[str, torch.Tensor]
+    modules: dict[str, Any]
 
 
 @dataclass
@@ -65,7 +75,7 @@ class Accumulation:
         self._loader_state = loader_state
         self._rewinds = cursor.order is not None and not loader_state
         """Whether the window's start can be told: the session feeds the samples, not a loader with its own state."""
-        self._start: tuple[dict[str, Any], dict[str, torch.Tensor]] | None = None
+        self._start: _Start | None = None
         self._closed_at = time.monotonic()
         self.micro_seconds: float | None = None
         if self.mode is AccumulationSave.RAW and self.size > 1 and env.rank == 0:
@@ -98,7 +108,7 @@ class Accumulation:
         return self.window.micro > self.window.began
 
     def note_start(self) -> None:
-        """Before a window's first batch: generators and buffers as they are now, in case it must run again.
+        """Before a window's first batch: what a forward pass moves as it is now, in case the window must run again.
 
         Before the first one of an attempt: the gradients that the resume has put in. Raises TrainingLibraryError.
         """
@@ -114,7 +124,8 @@ class Accumulation:
             for name, tensor in self._state.model_tensors()
             if not isinstance(tensor, torch.nn.Parameter)
         }
-        self._start = rng.capture(self._env.device), buffers
+        modules = {key: copied(module.state_dict()) for key, module in self._state.modules.items()}
+        self._start = _Start(rng.capture(self._env.device), buffers, modules)
 
     def close_micro(self, loss: Number, weight: Number) -> bool:
         """Count a micro step; whether the window stays open."""
@@ -190,12 +201,13 @@ class Accumulation:
     def rewind(self, captured: Captured, rank_state: dict[str, Any]) -> OpenWindow:
         """Make `captured` and `rank_state` those of the window's start."""
         assert self._start is not None
-        random, buffers = self._start
-        rank_state["rng"] = random
+        rank_state["rng"] = self._start.random
         for piece in captured.pieces:
-            before = buffers.get(piece.entry.name.removeprefix("model/"))
+            before = self._start.buffers.get(piece.entry.name.removeprefix("model/"))
             if before is not None:
                 piece.local = before
+        for key, state in self._start.modules.items():
+            self._state.put_extra(captured, key, state)
         splits = self.window.splits(self._topology, self._cursor.before)
         return OpenWindow({"discarded": consumed(splits)})
 

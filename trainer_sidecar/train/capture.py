@@ -91,6 +91,8 @@ class State:
         if taken := sorted(own.keys() & self.extra.keys()):
             raise ValueError(f"extra={taken} are names of modules' own state: choose others")
         self.extra.update(own)
+        self.modules = own
+        """Those of `extra` that a forward pass may change."""
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
         self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -126,6 +128,12 @@ class State:
         for key, obj in self.extra.items():
             found.extra[key] = self._flatten(obj.state_dict(), f"extra/{key}", found.pieces)
         return found
+
+    def put_extra(self, captured: Captured, key: str, state: Any) -> None:
+        """Let `captured` hold `state` of an extra object instead of what it is now."""
+        path = f"extra/{key}"
+        captured.pieces = [p for p in captured.pieces if not f"{p.entry.name}/".startswith(f"{path}/")]
+        captured.extra[key] = self._flatten(state, path, captured.pieces)
 
     def reshard(self) -> None:
         """After a forward without a backward (an evaluation, a DPO reference), FSDP2 leaves whole parameters in place

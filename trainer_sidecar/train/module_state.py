@@ -7,9 +7,11 @@ have the module, since one of them writes it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -24,6 +26,17 @@ class ModuleState:
 
     def load_state_dict(self, state: Any) -> None:
         self._module.set_extra_state(state)
+
+
+def copied(state: Any) -> Any:
+    """A state dict that no forward pass changes any more."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return type(state)((key, copied(value)) for key, value in state.items())
+    if type(state) in (list, tuple):
+        return type(state)(map(copied, state))
+    return copy.deepcopy(state)
 
 
 def module_states(model: nn.Module, name: Callable[[str], str]) -> dict[str, ModuleState]:

@@ -238,7 +238,8 @@ class SavePolicy:
         progress = content.progress.model_copy(update={"micro_step": opened.micro_step})
         state = content.training_state
         if state is not None:
-            state = state.model_copy(update={"accumulation": opened.document})
+            update = {"accumulation": opened.document, "extra": captured.extra or None}
+            state = state.model_copy(update=update)
         return replace(content, progress=progress, training_state=state)
 
     def _training_state(self, captured: Captured) -> TrainingState:
