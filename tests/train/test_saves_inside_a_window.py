@@ -279,6 +279,21 @@ def test_a_window_that_would_run_again_behind_a_loader_with_its_own_place_is_ref
         go(world.attempt(topology(3, 6), where, checkpoint=saving(RAW)))
 
 
+def test_a_loop_that_is_left_inside_a_window_that_cannot_run_again_says_what_is_lost(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rank_of(world, world.attempt(topology(3), checkpoint=saving(BOUNDARY)), monkeypatch):
+        run = Run()
+        with run.session(total_steps=4, per_rank={"loader": Counting()}) as session:
+            for x, _ in session.batches():
+                run.model(x).sum().backward()
+                if not session.micro_end():
+                    session.step_end()
+                elif session.step:
+                    break
+    assert "left after micro step 1 of 4" in caplog.text
+
+
 def ledger(world: RankWorld, plan: Plan) -> list[dict[str, Any]]:
     path = world.ledger / f"job-e{plan.epoch}-r0.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]

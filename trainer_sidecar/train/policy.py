@@ -233,6 +233,13 @@ class SavePolicy:
         elif window.inside and window.can_rewind:
             opened = window.rewind(captured, content.rank_state)
         else:
+            if window.inside:
+                log.warning(
+                    "the loop was left after micro step %d of %d, which cannot be saved or run again here: the "
+                    "gradients of its samples are lost. Leave it after step_end(), or use accumulationSave: raw",
+                    window.window.micro,
+                    window.size,
+                )
             return content
         content.rank_state["window"] = opened.rank_document
         progress = content.progress.model_copy(update={"micro_step": opened.micro_step})
