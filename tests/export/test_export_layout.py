@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from trainer_sidecar.contract.journal import ObjectRef
+from trainer_sidecar.commands.export import chosen
+from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
+from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.export import safetensors_file
-from trainer_sidecar.export.source import Slice, Stored, blocks
+from trainer_sidecar.export.source import Slice, Source, Stored, blocks
 from trainer_sidecar.store.deep import HashedFile
+from trainer_sidecar.store.memory import MemoryStore
 
 FILE = HashedFile("shard", "leaves", 0, "", ObjectRef(size=0, sha256=""))
 
@@ -105,6 +110,37 @@ def test_files_hold_the_limit_and_the_index_names_all_of_them() -> None:
     assert index["metadata"]["total_size"] == 1000
     assert json.dumps(index["weight_map"])
     assert index["weight_map"]["e"] == "model-00003-of-00003.safetensors"
+
+
+def test_a_prefix_that_would_give_two_tensors_one_name_is_refused() -> None:
+    tensors = [Stored(f"model/{name}", "float32", (0,), ()) for name in ("module.a", "a", "module.b")]
+    manifest: Any = SimpleNamespace(checkpoint_id="c", training_state=SimpleNamespace(trainable=[]))
+    with pytest.raises(
+        ValueError, match=r"--strip module\.: module\.a would have the name of another tensor"
+    ):
+        chosen(tensors, manifest, everything=False, trainable=False, strip="module.")
+    assert list(chosen(tensors[1:], manifest, everything=False, trainable=False, strip="module.")) == [
+        "a",
+        "b",
+    ]
+
+
+def test_a_document_is_read_once_and_is_the_one_that_was_proven() -> None:
+    """A second read of it could be another one: the bytes that are used are those that were compared."""
+
+    class Once(MemoryStore):
+        reads = 0
+
+        def get(self, key: str) -> bytes:
+            self.reads += 1
+            data = super().get(key)
+            return data if self.reads == 1 else data.upper()
+
+    store = Once()
+    store.create("k", b"index")
+    ref = ObjectRef(size=5, sha256=hashlib.sha256(b"index").hexdigest())
+    point = RestorePoint(checkpoint_id="c", sequence=1, step=1, manifest=ref)
+    assert Source(store, RunKeys("ns", "run"), point)._proven("k", ref) == b"index"
 
 
 def test_a_dtype_that_the_format_lacks_is_refused_by_name() -> None:

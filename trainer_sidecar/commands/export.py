@@ -127,7 +127,13 @@ def chosen(
         raise ValueError(f"checkpoint {manifest.checkpoint_id} has no such tensors")
     if strip and not any(name.startswith(strip) for name in found):
         raise ValueError(f"--strip {strip}: no tensor's name starts so, the first one is {next(iter(found))}")
-    return {name.removeprefix(strip): t for name, t in found.items()}
+    stripped = {name.removeprefix(strip): t for name, t in found.items()}
+    if len(stripped) < len(found):
+        twice = next(name for name in found if name.startswith(strip) and name.removeprefix(strip) in found)
+        raise ValueError(
+            f"--strip {strip}: {twice} would have the name of another tensor; export without --strip"
+        )
+    return stripped
 
 
 def _write(

@@ -10,7 +10,7 @@ from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
 from trainer_sidecar.store.base import Store
-from trainer_sidecar.store.deep import HashedFile, files_of, look_document
+from trainer_sidecar.store.deep import HashedFile, files_of, read_document
 from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
 
 
@@ -118,10 +118,17 @@ class Source:
         return self._files[self._keys.checkpoint(self._point.checkpoint_id) + name]
 
     def _proven(self, key: str, ref: ObjectRef) -> bytes:
-        problem = seen_twice(lambda: look_document(self._store, key, ref))
+        data = b""
+
+        def look() -> Problem | None:
+            nonlocal data
+            problem, data = read_document(self._store, key, ref)
+            return problem
+
+        problem = seen_twice(look)
         if problem is not None:
             self._refuse(problem)
-        return self._store.get(key)
+        return data
 
     def _refuse(self, problem: Problem) -> None:
         raise bad_checkpoint(self._keys, self._point.checkpoint_id, problem)

@@ -68,16 +68,20 @@ def _raise_first(keys: RunKeys, point: RestorePoint, problems: Iterable[Problem 
 
 def look_document(store: Store, key: str, ref: ObjectRef) -> Problem | None:
     """What is wrong with an object that its size and digest prove; None when nothing is. Raises StoreError."""
+    return read_document(store, key, ref)[0]
+
+
+def read_document(store: Store, key: str, ref: ObjectRef) -> tuple[Problem | None, bytes]:
+    """The same, with the very bytes that were looked at."""
     try:
         data = store.get(key)
     except NotFoundError:
-        return Problem("missing", key, f"{ref.size} bytes", "nothing")
+        return Problem("missing", key, f"{ref.size} bytes", "nothing"), b""
     found = ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())
     if found == ref:
-        return None
-    return Problem(
-        "bytes", key, f"{ref.size} bytes, SHA-256 {ref.sha256}", f"{found.size} bytes, SHA-256 {found.sha256}"
-    )
+        return None, data
+    wish, seen = (f"{r.size} bytes, SHA-256 {r.sha256}" for r in (ref, found))
+    return Problem("bytes", key, wish, seen), data
 
 
 @dataclass(frozen=True)
