@@ -141,6 +141,33 @@ def test_another_global_batch_goes_on_from_the_same_sample_and_ends_with_the_sam
     assert first.detail == "another one: the global batch was 4, is 8"
 
 
+def test_a_script_that_feeds_itself_is_verified_by_each_step_once(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(point: RestorePoint | None) -> Any:
+        plan = world.attempt(topology(1, 4, micro=4), point, EVERY_FOURTH, FALL_BACK)
+        with rank_of(world, plan, monkeypatch, SAME_CODE):
+            parts = Parts()
+            with parts.session(data=None, total_steps=8) as session:
+                while not session.should_stop:
+                    loss = parts.model(torch.full((4, 1), session.step / 8)).square().mean()
+                    loss.backward()
+                    parts.optimizer.step()
+                    parts.optimizer.zero_grad()
+                    session.step_end(loss)
+        return plan, session.resume
+
+    plan, _ = run(None)
+    (found,) = [c for c in world.commits() if c.epoch == plan.epoch and c.step == 4]
+    key = KEYS.witness(found.checkpoint_id)
+    eventually(lambda: world.store.head(key) is not None, "the witness is written")
+    _, report = run(world.journal.refresh().restore_point_of(found.checkpoint_id))
+    assert [c.name for c in report.checks if c.name.startswith("loss of")] == [
+        f"loss of step {step}" for step in (5, 6, 7)
+    ]
+    assert report.verified
+
+
 def verifier(
     report: ResumeReport, expected: float, found: float, *, samples: str = "d", spread: float = 0.0
 ) -> ResumeVerifier:

@@ -297,7 +297,8 @@ class Session:
         """Agree on what stands since the last step's end, as late as can be: once the next batch is there."""
         if self._due:
             self._due = False
-            self._launch(self._seen)
+            seen, self._seen = self._seen, None  # each reading is told once
+            self._launch(seen)
 
     def _hear(self) -> Values | None:
         """What the ranks agreed on last: taken to heart, and returned."""
