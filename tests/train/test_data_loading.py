@@ -12,7 +12,7 @@ from rank_world import RankWorld, topology
 from torch import nn
 
 from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
-from trainer_sidecar.train import ResumeRefused, Session, Streams
+from trainer_sidecar.train import ResumeRefused, Session, Streams, TrainingLibraryError
 from trainer_sidecar.train.order import rank_slice
 from trainer_sidecar.train.streams import StreamOrder
 
@@ -85,6 +85,22 @@ def test_workers_read_ahead_and_a_resume_neither_loses_nor_repeats(
             seen = train(session, parts, session.loader(**WORKERS[name]), 7)
             assert session.resume is not None
     assert seen == expected[3 * 12 :]
+
+
+def test_a_loader_in_an_order_of_its_own_and_one_that_ends_early_are_refused(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cursor would name other samples than those that were trained on."""
+    with rank_of(world, world.attempt(topology(1, 12, micro=6), checkpoint=POLICY), monkeypatch):
+        parts = Parts()
+        with parts.session(data=Named(48), total_steps=1) as session:
+            own = torch.utils.data.DataLoader(Named(48), batch_size=6, shuffle=True)
+            with pytest.raises(
+                ValueError, match=r"a DataLoader with an order of its own: make it with session\.loader"
+            ):
+                next(session.batches(own))
+            with pytest.raises(TrainingLibraryError, match="ended before step 1, which the run has"):
+                next(session.batches(iter(())))
 
 
 def test_options_that_would_change_the_order_are_refused(

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.errors import TrainingLibraryError
-from trainer_sidecar.train.loading import OrderedBatches, make_loader
+from trainer_sidecar.train.loading import OrderedBatches, iterate, make_loader
 from trainer_sidecar.train.ordering import End
 from trainer_sidecar.train.stateful import StatefulLoader
 from trainer_sidecar.train.streams import Streams
@@ -50,6 +50,21 @@ class Feed:
             )
         return make_loader(self.data, batches, self.collate, options)
 
+    def opened(self, loader: Any) -> Iterator[Any] | None:
+        """`loader` from its beginning, None without one. Raises ValueError for a DataLoader that has another order: its
+        samples would be counted and named as others, and a resume would begin it anew."""
+        self.needed()
+        if loader is None:
+            return None
+        foreign = isinstance(loader, DataLoader) and not isinstance(loader.batch_sampler, OrderedBatches)
+        if foreign or isinstance(self.data, StatefulLoader):
+            raise ValueError(
+                f"batches() was given a {type(loader).__name__} with an order of its own: make it with "
+                "session.loader(...), or with batch_sampler=session.batch_sampler(); a loader that keeps its own place "
+                "goes into data=StatefulLoader(...)"
+            )
+        return iterate(loader)
+
     def fetch(self, items: Sequence[Any]) -> Any:
         """The micro batch of these samples."""
         many = getattr(self.data, "__getitems__", None)
@@ -65,4 +80,15 @@ class Feed:
             return batch
         window.ids += cursor.micro_ids(window.micro).tolist()
         items = cursor.micro_items_at(cursor.samples, window.micro)
-        return self.fetch(items) if fetched is None else next(fetched)
+        if fetched is None:
+            return self.fetch(items)
+        batch = next(fetched, _END)
+        if batch is _END:
+            raise TrainingLibraryError(
+                f"the loader given to batches() ended before step {cursor.step + 1}, which the run has: make it with "
+                "session.loader(...), whose batches last as long as the run"
+            )
+        return batch
+
+
+_END = object()

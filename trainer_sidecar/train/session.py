@@ -39,8 +39,9 @@ from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed
 from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
+from trainer_sidecar.train.handed import Handed
 from trainer_sidecar.train.ledger import Ledger
-from trainer_sidecar.train.loading import OrderedBatches, iterate
+from trainer_sidecar.train.loading import OrderedBatches
 from trainer_sidecar.train.ordering import end_of, order_of, per_rank_of
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
@@ -95,6 +96,7 @@ class Session:
             self._micro_seconds = 0.0
             self._seen: Reading | None = None
             self._due, self._feeds = True, False
+            self._handed = Handed()
             self._rates = self._current_rates()
             self._first_step_done = False
             self._step_seconds: float | None = None
@@ -225,18 +227,19 @@ class Session:
         return self._feed.sampler(self._cursor, lambda: self._window.micro)
 
     def batches(self, loader: Any = None) -> Iterator[Any]:
-        """Micro batches of this dp rank until the run ends. Raises TrainingLibraryError when a step was not closed.
+        """Micro batches of this dp rank until the run ends. Raises TrainingLibraryError when a step was not closed, and
+        ValueError for a DataLoader in an order of its own.
 
         `loader`: a DataLoader made by `loader()` or over `batch_sampler()`; without one, batches are read here.
         """
-        self._feed.needed()
-        fetched = iterate(loader) if loader is not None else None
+        fetched = self._feed.opened(loader)
         while not self.should_stop:
             step, micro = self.step, self._window.micro
             self._check_random(seen=True)
             self._accumulation.note_start()
             batch, self._feeds = self._feed.take(self._cursor, self._window, fetched), True
             self._launch_due()
+            self._handed.given()
             yield batch
             if (self.step, self._window.micro) == (step, micro):
                 raise TrainingLibraryError(
@@ -268,8 +271,10 @@ class Session:
         `loss` is this micro batch's mean loss divided by `accumulation`; the session adds them up. `weight` is for
         losses that are sums, divided only at the window's end (by tokens): see `weight`. Raises Fenced, SaveFailed.
         """
+        self._handed.check("micro_end", self.step + 1)
         if not self._accumulation.close_micro(loss, weight):
             return False
+        self._handed.close()
         if self._accumulation.meets(self._micro_seconds):
             self._policy.decide_inside(self._hear())
             self._launch(None)
@@ -285,6 +290,8 @@ class Session:
             raise TrainingLibraryError(
                 f"step_end() after micro step {self._window.micro + 1} of {self.accumulation}: call micro_end() first"
             )
+        self._handed.check("step_end", self.step + 1)
+        self._handed.close()
         self._check_random(seen=False)
         self._count(self._window.loss if loss is None else loss, grad_norm)
         self._policy.decide(self._hear())
