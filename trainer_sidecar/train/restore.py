@@ -37,6 +37,7 @@ from trainer_sidecar.train.digest import MODULUS, add, to_hex
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
 from trainer_sidecar.train.frozen import references, split
+from trainer_sidecar.train.kept_settings import kept_settings
 from trainer_sidecar.train.ownership import Planner, make_plan
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 from trainer_sidecar.train.whole import Whole, whole
@@ -108,6 +109,7 @@ class Restorer:
         except SidecarRefused as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
         checks = [d.check() for d in self._changed] + self._digest_checks(opened)
+        checks += [Check(name="settings of the script", passed=True, detail=kept) for kept in self._kept]
         checks += order + self._window_checks(opened)
         self._put_back(opened, targets)
         checks += self._state_checks(opened)
@@ -161,8 +163,10 @@ class Restorer:
             )
         if found:
             raise ResumeRefused(found)
-        for difference in self._changed if self.env.rank == 0 else ():
-            log.warning("%s", difference)
+        mine = [tagged.encode(s.state_dict(), "scheduler") for s in self.clockwork.schedulers]
+        self._kept = kept_settings((saved.optimizers, saved.schedulers), (now.state.optimizers, mine))
+        for sentence in [*map(str, self._changed), *self._kept] if self.env.rank == 0 else ():
+            log.warning("%s", sentence)
 
     def _bucket_checks(self, opened: m.RestoreOpened) -> list[Check]:
         """DDP's buckets as they were, before any state is loaded."""
