@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer_sidecar import cli
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.launch import descendants
+from trainer_sidecar.run.local_plan import LocalMesh, RunSettings
 from trainer_sidecar.run.local_volume import LocalVolume, memory_folder, remove_abandoned
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
@@ -171,3 +173,23 @@ def test_the_folder_of_a_living_run_is_never_taken_for_an_abandoned_one(tmp_path
     assert remove_abandoned(tmp_path) == []
     living.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_was_moved_goes_on_and_a_run_of_a_cluster_is_not_taken(
+    start_run: Any, script: Path, tmp_path: Path
+) -> None:
+    first = start_run(f"file://{tmp_path}/old", script, "finish")
+    assert first.wait() == 0, first.text()
+    (tmp_path / "old").rename(tmp_path / "new")
+    second = start_run(f"file://{tmp_path}/new", script, "finish")
+    assert second.wait() == 0, second.text()
+    assert [number for number, _ in attempts(f"file://{tmp_path}/new")] == [1, 2]
+
+    history = Journal(open_store(f"file://{tmp_path}/new"), RunKeys("local", "my-train")).read()
+    mine = history.owner
+    assert mine is not None
+    elsewhere = RunSettings(["my train.py"], f"file://{tmp_path}/other", "my-train", LocalMesh(1))
+    assert elsewhere.owner.uid != mine.uid
+    assert elsewhere.may_be(mine)
+    assert not elsewhere.may_be(mine.model_copy(update={"cluster": "prod"}))
+    assert not elsewhere.may_be(mine.model_copy(update={"uid": str(uuid.uuid4())})), "an object of a cluster"

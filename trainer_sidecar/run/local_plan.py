@@ -113,6 +113,11 @@ class RunSettings:
         uid = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.store_url.rstrip('/')}#{self.run_id}")
         return Owner(namespace=NAMESPACE, name=self.run_id, uid=str(uid))
 
+    def may_be(self, owner: Owner) -> bool:
+        """Whether `owner` is an `rtj run` of this run, from wherever its store was then: no object of a cluster."""
+        ours = owner.namespace == NAMESPACE and owner.name == self.run_id and not owner.cluster
+        return ours and uuid.UUID(owner.uid).version == 5
+
     def backoff(self, failures: int) -> float:
         """Seconds before the next attempt: none after the first failure since a newer commit, then doubling."""
         if failures <= 1:

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from types import FrameType
 
-from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.journal import Cause, Owner
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import Order, Plan
@@ -123,7 +123,7 @@ class LocalRun:
         if cause is None:
             cause = Cause.RESUMED if self._journal.history.attempts else Cause.FIRST
         request = FenceRequest(
-            owner=self._settings.owner,
+            owner=self._owner,
             attempt_nonce=uuid.uuid4().hex,
             cause=cause,
             writer=self._writer,
@@ -144,8 +144,13 @@ class LocalRun:
         return fenced
 
     def _release_source(self, _stop: threading.Event) -> list[str]:
-        settings = self._settings
-        return release_source(self._journal, owner=settings.owner, writer=self._writer, timeout=ROUND_SECONDS)
+        return release_source(self._journal, owner=self._owner, writer=self._writer, timeout=ROUND_SECONDS)
+
+    @property
+    def _owner(self) -> Owner:
+        """The run's own, which is that of before where the store was moved or is mounted elsewhere today."""
+        found = self._journal.history.owner
+        return found if found is not None and self._settings.may_be(found) else self._settings.owner
 
     def _publish(self, fenced: Fenced) -> Plan:
         lineage = [m.checkpoint_id for m in self._journal.history.lineage]
@@ -296,7 +301,7 @@ class LocalRun:
             )
             self._events.tell("NotConfirmed", sentence)
             return self._spend_budget(plan)
-        owner = self._settings.owner
+        owner = self._owner
         entry = self._store.until_done(
             "the quarantine",
             lambda _: accuse(self._journal, found, owner=owner, writer=self._writer, timeout=ROUND_SECONDS),
