@@ -94,7 +94,7 @@ def test_a_loader_in_an_order_of_its_own_and_one_that_ends_early_are_refused(
     with rank_of(world, world.attempt(topology(1, 12, micro=6), checkpoint=POLICY), monkeypatch):
         parts = Parts()
         with parts.session(data=Named(48), total_steps=1) as session:
-            own = torch.utils.data.DataLoader(Named(48), batch_size=6, shuffle=True)
+            own: Any = torch.utils.data.DataLoader(Named(48), batch_size=6, shuffle=True)
             with pytest.raises(
                 ValueError, match=r"a DataLoader with an order of its own: make it with session\.loader"
             ):
