@@ -95,8 +95,7 @@ class Session:
             self._tap = ScalarTap(env.device)
             self._micro_seconds = 0.0
             self._seen: Reading | None = None
-            self._due, self._feeds = True, False
-            self._handed = Handed()
+            self._due, self._handed = True, Handed()
             self._rates = self._current_rates()
             self._first_step_done = False
             self._step_seconds: float | None = None
@@ -237,7 +236,7 @@ class Session:
             step, micro = self.step, self._window.micro
             self._check_random(seen=True)
             self._accumulation.note_start()
-            batch, self._feeds = self._feed.take(self._cursor, self._window, fetched), True
+            batch = self._feed.take(self._cursor, self._window, fetched)
             self._launch_due()
             self._handed.given()
             yield batch
@@ -271,10 +270,9 @@ class Session:
         `loss` is this micro batch's mean loss divided by `accumulation`; the session adds them up. `weight` is for
         losses that are sums, divided only at the window's end (by tokens): see `weight`. Raises Fenced, SaveFailed.
         """
-        self._handed.check("micro_end", self.step + 1)
+        self._handed.close("micro_end", self.step + 1, last=self.is_last_micro)
         if not self._accumulation.close_micro(loss, weight):
             return False
-        self._handed.close()
         if self._accumulation.meets(self._micro_seconds):
             self._policy.decide_inside(self._hear())
             self._launch(None)
@@ -290,12 +288,11 @@ class Session:
             raise TrainingLibraryError(
                 f"step_end() after micro step {self._window.micro + 1} of {self.accumulation}: call micro_end() first"
             )
-        self._handed.check("step_end", self.step + 1)
-        self._handed.close()
+        fed = self._handed.close("step_end", self.step + 1)
         self._check_random(seen=False)
         self._count(self._window.loss if loss is None else loss, grad_norm)
         self._policy.decide(self._hear())
-        self._due, fed, self._feeds = True, self._feeds, False
+        self._due = True
         if not fed:
             self._launch_due()
         self._tell_progress()

@@ -1,0 +1,53 @@
+"""A script that closes a batch twice would skip samples: it is stopped at the second call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from in_process import Parts, rank_of
+from rank_world import RankWorld, topology
+from torch import nn
+
+from trainer_sidecar.train import Session, TrainingLibraryError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankWorld]:
+    made = RankWorld(tmp_path_factory.mktemp("closed") / "run")
+    yield made
+    made.close()
+
+
+def step_twice(session: Session) -> None:
+    session.step_end()
+    session.step_end()
+
+
+def micro_twice(session: Session) -> None:
+    session.micro_end()
+    session.micro_end()
+
+
+@pytest.mark.parametrize(
+    ("micro", "close", "call"), [(4, step_twice, "step_end"), (1, micro_twice, "micro_end")]
+)
+def test_a_second_call_for_one_batch_is_refused(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, micro: int, close: Callable[[Session], None], call: str
+) -> None:
+    parts = Parts()
+
+    def train() -> None:
+        with parts.session(total_steps=6) as session:
+            for x, y in session.batches():
+                nn.functional.mse_loss(parts.model(x), y).backward()
+                close(session)
+
+    plan = world.attempt(topology(1, 4, micro=micro))
+    with (
+        rank_of(world, plan, monkeypatch),
+        pytest.raises(TrainingLibraryError, match=rf"{call}\(\) was called again"),
+    ):
+        train()
