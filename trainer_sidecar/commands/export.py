@@ -18,6 +18,7 @@ from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.contract.checkpoint import ManifestFile
 from trainer_sidecar.contract.journal import RestorePoint
+from trainer_sidecar.export.adapters import for_peft
 from trainer_sidecar.export.source import Source, Stored
 from trainer_sidecar.store.verify import BadCheckpointError
 
@@ -104,9 +105,12 @@ def _from(source: Source, point: RestorePoint, args: argparse.Namespace) -> int:
     tensors = chosen(
         source.tensors, manifest, everything=args.all, trainable=args.trainable, strip=args.strip
     )
+    stem = _STEMS[args.format]
+    if args.format == "hf" and (adapters := for_peft(tensors)) is not None:
+        tensors, stem = adapters, "adapter_model"
     try:
         args.to.mkdir(parents=True, exist_ok=True)
-        row = _write(args, source, manifest, tensors, point)
+        row = _write(args, source, manifest, tensors, point, stem)
     except OSError as exc:
         raise ValueError(f"--to {args.to} cannot be written: {exc}; what is there is not whole") from exc
     print_rows([row], output=args.output)
@@ -142,10 +146,11 @@ def _write(
     manifest: ManifestFile,
     tensors: dict[str, Stored],
     point: RestorePoint,
+    stem: str,
 ) -> dict[str, Any]:
     from trainer_sidecar.export import safetensors_file  # numpy, which no other command needs
 
-    shards = safetensors_file.plan(tensors, _STEMS[args.format], args.shard_mb * 10**6)
+    shards = safetensors_file.plan(tensors, stem, args.shard_mb * 10**6)
     total = sum(t.bytes for t in tensors.values())
     folder = args.to / "safetensors.partial" if args.format == "dcp" else args.to
     folder.mkdir(exist_ok=True)
@@ -165,7 +170,7 @@ def _write(
         shutil.rmtree(folder)
     elif len(shards) > 1:
         index = json.dumps(safetensors_file.index_of(shards), indent=2)
-        (folder / f"{_STEMS[args.format]}.safetensors.index.json").write_text(index)
+        (folder / f"{stem}.safetensors.index.json").write_text(index)
     if args.config is not None:
         _copy(args.config, args.to)
     facts = {
