@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,11 +67,13 @@ sys.path.insert(0, {str(ROOT)!r})
 from hack.soak.campaign import Campaign
 {mutation}
 from pathlib import Path
-sys.exit(Campaign(2, 5001, Path({str(tmp_path)!r}), quiet=True).run())
+seeds = range(5001, 5009)  # on a busy machine all kills of a schedule may come before its first commit
+runs = (Campaign(1, seed, Path({str(tmp_path)!r}), quiet=True).run() for seed in seeds)
+sys.exit(next((code for code in runs if code), 0))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{told}: 0" not in done.stdout, done.stdout + done.stderr
+    assert re.search(f"{told}: [1-9]", done.stdout), done.stdout + done.stderr
     assert "seed 500" in done.stdout, "the seed of each failure is named"
