@@ -51,3 +51,13 @@ def test_a_second_call_for_one_batch_is_refused(
         pytest.raises(TrainingLibraryError, match=rf"{call}\(\) was called again"),
     ):
         train()
+
+
+def test_a_second_session_in_one_process_is_refused(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rank_of(world, world.attempt(topology(1, 4, micro=4)), monkeypatch):
+        with Parts().session(total_steps=1) as session:
+            assert session.step == 0
+        with pytest.raises(TrainingLibraryError, match="one attempt is one session"):
+            Parts().session(total_steps=1)

@@ -22,7 +22,7 @@ from trainer_sidecar.contract import volume as v
 from trainer_sidecar.contract.plan import STACKS_SIGNAL, Plan
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.train import embedded
-from trainer_sidecar.train.errors import EnvironmentMissing
+from trainer_sidecar.train.errors import EnvironmentMissing, TrainingLibraryError
 from trainer_sidecar.train.sidecar_client import SidecarClient
 
 
@@ -68,6 +68,8 @@ class Environment:
 
 
 _joined: Environment | None = None
+_claimed: Environment | None = None
+"""That of the session that this process has made."""
 
 
 def join(device: str | None = None) -> Environment:
@@ -80,6 +82,24 @@ def join(device: str | None = None) -> Environment:
     if _joined is None:
         _joined = _join(os.environ, device)
     return _joined
+
+
+def claim(env: Environment) -> None:
+    """One attempt is one session: a second one would wait for the buffer of the first for ever. Raises
+    TrainingLibraryError."""
+    global _claimed
+    if _claimed is env:
+        raise TrainingLibraryError(
+            "this process has made a Session already, and one attempt is one session: give all phases of the training "
+            "to one Session, or start each phase by its own rtj run with its own --run-id"
+        )
+    _claimed = env
+
+
+def disclaim() -> None:
+    """The session was not made: a script may try again, as with consent after a refusal."""
+    global _claimed
+    _claimed = None
 
 
 def leave() -> None:

@@ -63,6 +63,7 @@ class Session:
     def __init__(
         self, env: Environment, state: State, clockwork: Clockwork, cursor: Cursor, feed: Feed
     ) -> None:
+        environment.claim(env)
         self._env, self._state, self._cursor, self._feed = env, state, cursor, feed
         plan = env.plan
         self._outcome = OutcomeFile(env.outcome_dir, plan, env.rank)
@@ -102,6 +103,7 @@ class Session:
             self._last_report = self._step_began = time.monotonic()
             self._report("Restored")
         except BaseException as error:
+            environment.disclaim()
             self._outcome.failed(error, cursor.step)
             raise
 
