@@ -44,8 +44,7 @@ def measure() -> Iterable[Figure]:
 def _entries(ranks: int) -> list[Entry]:
     form = layout((ranks,), tuple(range(ranks)), (Placement(0),))
     return [
-        Entry(f"model/layers.{i}.weight", "float32", 4, (ranks * 4, 64), form, False)
-        for i in range(TENSORS)
+        Entry(f"model/layers.{i}.weight", "float32", 4, (ranks * 4, 64), form, False) for i in range(TENSORS)
     ]
 
 

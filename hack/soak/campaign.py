@@ -62,7 +62,9 @@ class Campaign:
             told = story.told
             self._tally["stuck"] += 1
             self._fail(seed, folder, [f"stuck: {exc}"])
-        except FenceError as exc:  # every attempt of a schedule has a restore point to find, or may start afresh
+        except (
+            FenceError
+        ) as exc:  # every attempt of a schedule has a restore point to find, or may start afresh
             told = story.told
             verdict.wrong.append(f"an attempt was refused: {exc}")
             self._fail(seed, folder, verdict.wrong)

@@ -392,14 +392,12 @@ class Session:
 
     def _report(self, phase: str) -> None:
         self._last_report = time.monotonic()
-        fields = {
+        place = {
             "rank": self._env.rank,
             "step": self.step,
             "epoch": self._cursor.epoch,
             "samples": self.samples,
         }
         numbers = {"loss": self._evidence.loss, "grad_norm": self._evidence.grad_norm}
-        seconds = {"step_seconds": self._step_seconds}
-        self._env.client.tell(
-            m.ReportProgress.model_validate({**fields, **numbers, **seconds, "phase": phase})
-        )
+        seconds = {"step_seconds": self._step_seconds, "phase": phase}
+        self._env.client.tell(m.ReportProgress.model_validate({**place, **numbers, **seconds}))
