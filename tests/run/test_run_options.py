@@ -88,3 +88,11 @@ def test_what_a_resume_may_change_and_what_follows_a_failed_one() -> None:
     warned = settings("--on-verification-failure", "Warn", "--max-failed-saves", "2")
     assert warned.verification.on_failure is OnVerificationFailure.WARN
     assert warned.checkpoint.max_failed_saves == 2
+
+
+def test_batch_and_micro_batch_of_the_checkpoint_are_kept_so_that_fewer_ranks_need_no_more_memory() -> None:
+    saved = LocalMesh(ranks=2, global_batch=32, max_micro_batch=4).topology(None, None)
+    resumed = LocalMesh(ranks=1).topology(None, saved).batch
+    assert (resumed.global_batch_size, resumed.micro_batch_size, resumed.accumulation) == (32, 4, 8)
+    wider = LocalMesh(ranks=1, max_micro_batch=16).topology(None, saved).batch
+    assert (wider.micro_batch_size, wider.accumulation) == (16, 2)

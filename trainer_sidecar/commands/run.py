@@ -78,7 +78,10 @@ def _add_mesh(group: "argparse._ArgumentGroup") -> None:
         help="samples per step, kept constant (default: the checkpoint's, else one a replica)",
     )
     group.add_argument(
-        "--max-micro-batch", type=positive, metavar="N", help="most samples that a rank takes at once"
+        "--max-micro-batch",
+        type=positive,
+        metavar="N",
+        help="most samples that a rank takes at once (default: the checkpoint's)",
     )
 
 

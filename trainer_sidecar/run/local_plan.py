@@ -30,7 +30,8 @@ class MeshRefusedError(ValueError):
 
 @dataclass(frozen=True)
 class LocalMesh:
-    """The mesh that was asked for. `global_batch` None: that of the restore point, else one sample per replica."""
+    """The mesh that was asked for. `global_batch` None: that of the restore point, else one sample per replica;
+    `max_micro_batch` None: that of the restore point, so that fewer ranks need no more memory each, else no limit."""
 
     ranks: int
     tp: int = 1
@@ -54,7 +55,7 @@ class LocalMesh:
             pp=self.pp,
             zero=self.zero,
             alternatives=self.alternatives,
-            max_micro_batch=self.max_micro_batch,
+            max_micro_batch=self.max_micro_batch or (saved.batch.micro_batch_size if saved else None),
         )
         found = plan_size(spec, 1, saved, self.matrix)
         if isinstance(found, Refusal):
