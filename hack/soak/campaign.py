@@ -92,7 +92,7 @@ class Campaign:
     def _fail(self, seed: int, folder: Path, sentences: list[str]) -> None:
         kept = (self._out or Path(tempfile.gettempdir()) / "rtj-soak-failed") / f"seed-{seed}"
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock", "restore"))
+        shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.sock", ".sock*", "restore"))
         self._failed += [
             f"seed {seed}: {s} (files: {kept}; again: --seed {seed} --schedules 1)" for s in sentences
         ]

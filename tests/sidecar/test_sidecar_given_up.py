@@ -12,7 +12,7 @@ from sidecar_world import FakeRank, Save, World, eventually
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.journal import Aborted
 from trainer_sidecar.contract.status import SaveOutcome
-from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.contract.volume import BufferState, Volume
 from trainer_sidecar.sidecar import workdir
 from trainer_sidecar.sidecar.metrics import Metrics
 from trainer_sidecar.sidecar.notes import Notes
@@ -46,6 +46,33 @@ def test_a_sidecar_that_dies_after_a_give_up_still_ends_the_save_and_takes_the_n
     world.wait(world.save(4))
     assert pod.status().consecutive_failures == 0
     assert Notes(pod.volume.notes).given_up(plan.epoch) == {}
+
+
+def test_a_rank_that_seals_after_its_save_has_ended_gets_its_buffer_back(make_world: MakeWorld) -> None:
+    """A part that is refused at once ends the save while other ranks still digest theirs."""
+    world = make_world(1, 2).start()
+    world.begin()
+    zero, one = world.connect()
+    save = Save(world, 3)
+    assert isinstance(one.ask(m.GiveUp(save_id=save.id, rank=1, reason="drifted")), m.Done)
+    zero.stage(save)
+    assert isinstance(zero.ask(m.Sealed(save_id=save.id, rank=0)), m.Done)
+    world.wait(save, SaveOutcome.FAILED)
+    one.stage(save)
+    assert one.control()[1] is BufferState.SEALED
+    assert isinstance(one.ask(m.Sealed(save_id=save.id, rank=1)), m.Done)
+    eventually(lambda: one.control()[1] is BufferState.FREE, "its buffer is free")
+    world.wait(world.save(4))
+
+
+def test_a_rank_that_gives_up_what_it_had_sealed_gets_its_buffer_back(make_world: MakeWorld) -> None:
+    world = make_world(1, 2).start()
+    world.begin()
+    _, one = world.connect()
+    save = Save(world, 3)
+    one.stage(save)
+    assert isinstance(one.ask(m.GiveUp(save_id=save.id, rank=1, reason="refused")), m.Done)
+    eventually(lambda: one.control()[1] is BufferState.FREE, "its buffer is free")
 
 
 def test_notes_keep_give_ups_of_the_newest_epoch_that_have_no_outcome(tmp_path: Path) -> None:

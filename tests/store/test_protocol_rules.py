@@ -276,8 +276,11 @@ def drop_r7(patch: Patch) -> None:
 
     def replace(self: merge.Merger, part: Any, ref: Any) -> None:
         self._parts.pop(part.seal.rank, None)
-        for boxes in self._boxes:
-            boxes[:] = [b for b in boxes if b[2] != part.seal.rank]
+        for tensor, cover in enumerate(self._covers):
+            self._covers[tensor] = merge.Cover(self._shapes[tensor])
+            for box in cover.boxes:
+                if box[2] != part.seal.rank:
+                    self._covers[tensor].add(box)
         add(self, part, ref)
 
     patch.setattr(merge.Merger, "add", replace)

@@ -79,6 +79,7 @@ class Saves:
         Raises SaveRefusedError when there is no such seal, or another save is in flight.
         """
         if self._notes.find(save_id):
+            self._let_go(save_id, rank)
             return
         stage = RankStage(self._volume, rank)
         try:
@@ -90,6 +91,18 @@ class Saves:
             raise SaveRefusedError(f"rank {rank} has sealed {found}, not save {save_id[:8]}")
         self.take(stage, seal)
 
+    def _let_go(self, save_id: str, rank: int) -> None:
+        """Free the buffer of a seal that no save takes any more: it came after the save had ended, or its rank gave up.
+        Nobody else would, and the rank's next save would wait for it."""
+        stage = RankStage(self._volume, rank)
+        try:
+            seal = stage.seal()
+        except ValueError as exc:
+            log.warning("a seal cannot be read", extra={"rank": rank, "reason": str(exc)})
+            return
+        if seal is not None and seal.save_id == save_id:
+            free_buffer(stage, seal)
+
     def take(self, stage: RankStage, seal: Seal) -> None:
         """Begin or join the save of `seal`. Raises SaveRefusedError."""
         with self._lock:
@@ -99,6 +112,7 @@ class Saves:
                     f"save {seal.save_id[:8]} is of epoch {seal.epoch}, not of the plan's epoch"
                 )
             if self._notes.find(seal.save_id):
+                free_buffer(stage, seal)
                 return
             save = self._join(seal, plan)
             if stage.rank in save.phases:
@@ -203,6 +217,8 @@ class Saves:
         save = self._current
         if save is not None and save.save_id == save_id:
             self.fail(save, rank, reason)
+        if save is None or rank not in save.phases:
+            self._let_go(save_id, rank)
         self.on_change()
 
     def given_up(self) -> tuple[str, dict[int, str]] | None:
