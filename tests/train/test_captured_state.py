@@ -154,3 +154,14 @@ def test_integer_steps_and_none_of_an_optimizer_are_kept_in_json() -> None:
     optimizer.state.clear()
     materialise.optimizer_state(state, saved.optimizers, {})
     assert optimizer.state[first] == {"n_iter": 3, "prev_loss": None, "al": (1.0, 2.0)}
+
+
+def test_a_layer_that_comes_after_the_session_has_begun_is_refused_by_its_shape() -> None:
+    model = nn.Sequential(nn.Linear(1, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State(model, [optimizer], {}, 1)
+    late = nn.Linear(2, 3)
+    model.append(late)
+    optimizer.add_param_group({"params": list(late.parameters())})
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) was not in the model when the session began"):
+        state.capture()

@@ -184,7 +184,17 @@ class State:
         return self.places.sharded(name, tensor, tuple(_placement(name, p) for p in tensor.placements))
 
     def _trainable(self) -> list[str]:
-        return [self.names[id(p)] for _, p in self.model.named_parameters() if p.requires_grad]
+        return [self._name(p) for _, p in self.model.named_parameters() if p.requires_grad]
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        """Raises ValueError for one that came after the session had begun: no checkpoint would know of it."""
+        name = self.names.get(id(parameter))
+        if name is None:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} was not in the model when the session began: add "
+                "layers and parameter groups before Session.from_env, in every attempt"
+            )
+        return name
 
     def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
         """(name, parameter, its state) of every parameter that has state, in group order."""
@@ -192,7 +202,7 @@ class State:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in known:
-                    yield self.names[id(parameter)], parameter, known[parameter]
+                    yield self._name(parameter), parameter, known[parameter]
 
     def _moments(self, i: int, optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
         for name, parameter, values in self._states(optimizer):
@@ -228,7 +238,7 @@ class State:
         """Every field of every group; a group's identity is its sorted parameter names."""
         return [
             {
-                "params": sorted(self.names[id(p)] for p in group["params"]),
+                "params": sorted(self._name(p) for p in group["params"]),
                 "fields": {
                     key: tagged.encode(value, f"param group field {key}")
                     for key, value in group.items()
