@@ -138,9 +138,9 @@ WRONG = (
 )
 
 UNTESTED = (
-    ("Pipeline x TP, and more than two stages", "nothing is known to be in the way"),
-    ("Pipeline x DDP", "torch 2.15's own PipelineStage fails with it; use FSDP2 or HSDP within a stage"),
-    ("Pipeline x ZeRO-1", "for the same reason"),
+    ("More than two stages", "nothing is known to be in the way"),
+    ("Pipeline x TP", "refused when the session begins"),
+    ("Pipeline x DDP, and x ZeRO-1", "refused when the session begins: use FSDP2 or HSDP within a stage"),
     (
         "Parameters tied over stages (`Stage(shared=…)`) against a model that ties them in one process",
         "refused: tied",

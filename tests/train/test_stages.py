@@ -14,11 +14,13 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from trainer_sidecar.contract.checkpoint import TrainingState
+from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.contract.whole import whole_training_state
 from trainer_sidecar.train import Stage, materialise, replicas, zero
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.ownership import Entry, make_plan
+from trainer_sidecar.train.stage import refuse_unproven
 from trainer_sidecar.train.stage_names import meet_stages
 from trainer_sidecar.train.whole import whole
 
@@ -258,3 +260,18 @@ def test_another_zero_stage_is_a_difference_but_on_one_rank_all_stages_are_the_s
     assert said.startswith("ZeRO stage of optimizer 0: 1 in the checkpoint, 3 in this run")
     assert zero.differences(saved, now, (4, 1)) == []
     assert zero.differences([{}], now, (4, 2)) == []  # saved before stages were told
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        (Mesh(dp=1, tp=2, pp=2), "tp 2 within pp 2"),
+        (Mesh(dp=2, pp=2, zero=0), "ZeRO stage 0 within pp 2"),
+        (Mesh(dp=2, pp=2, zero=1), "ZeRO stage 1 within pp 2"),
+    ],
+)
+def test_a_mesh_that_no_test_holds_is_refused_by_name(mesh: Mesh, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        refuse_unproven(mesh)
+    refuse_unproven(Mesh(dp=2, pp=2))
+    refuse_unproven(Mesh(dp=1, pp=2, zero=0))

@@ -49,7 +49,7 @@ from trainer_sidecar.train.policy import SavePolicy
 from trainer_sidecar.train.restore import Clockwork, Restorer
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
-from trainer_sidecar.train.stage import Stage
+from trainer_sidecar.train.stage import Stage, refuse_unproven
 from trainer_sidecar.train.stage_names import meet_stages
 from trainer_sidecar.train.window import Window
 
@@ -144,6 +144,7 @@ class Session:
         called in the whole model. Raises EnvironmentMissing, ResumeRefused, SidecarLost, Fenced, ValueError.
         """
         env = environment.join(device)
+        refuse_unproven(env.plan.topology.mesh)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         schedulers = (
             list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler] if scheduler else []

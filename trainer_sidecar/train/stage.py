@@ -10,6 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainer_sidecar.contract.topology import Mesh
+
+
+def refuse_unproven(mesh: Mesh) -> None:
+    """Raises ValueError for a mesh with pipeline stages that no test holds: a checkpoint of it might not be whole."""
+    if mesh.pp > 1 and mesh.tp > 1:
+        what, instead = f"tp {mesh.tp} within pp {mesh.pp}", "use pipeline stages or tensor parallel layers"
+    elif mesh.pp > 1 and mesh.dp > 1 and mesh.zero < 2:
+        what, instead = f"ZeRO stage {mesh.zero} within pp {mesh.pp}", "shard each stage with FSDP2 (zero: 3)"
+    else:
+        return
+    raise ValueError(
+        f"mesh {mesh}: {what} is not supported, no test holds that it is saved and resumed right: {instead}; "
+        "docs/combinations.md lists what is"
+    )
+
 
 @dataclass(frozen=True)
 class Stage:
