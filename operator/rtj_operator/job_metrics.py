@@ -104,29 +104,41 @@ def _counters(jobs: dict[Key, JobStatus]) -> Iterator[Metric]:
         for key, status in jobs.items():
             found.add_metric(key, getattr(status.counters, field))
         yield found
-    stuck = GaugeMetricFamily(
-        "rtj_job_failures_without_progress", "Failures since the newest commit", labels=_JOB
+    yield _gauge(
+        jobs,
+        "rtj_job_failures_without_progress",
+        "Failures since the newest commit",
+        lambda status: status.counters.without_progress,
     )
+
+
+def _gauge(
+    jobs: dict[Key, JobStatus], name: str, text: str, value: Callable[[JobStatus], float | None]
+) -> Metric:
+    """One value a job; a job for which it is None has no series."""
+    found = GaugeMetricFamily(name, text, labels=_JOB)
     for key, status in jobs.items():
-        stuck.add_metric(key, status.counters.without_progress)
-    yield stuck
+        if (known := value(status)) is not None:
+            found.add_metric(key, known)
+    return found
 
 
 def _last_step(jobs: dict[Key, JobStatus]) -> Metric:
-    found = GaugeMetricFamily("rtj_last_committed_step", "Step of the newest commit", labels=_JOB)
-    for key, status in jobs.items():
-        if status.last_committed is not None:
-            found.add_metric(key, status.last_committed.step)
-    return found
+    return _gauge(
+        jobs,
+        "rtj_last_committed_step",
+        "Step of the newest commit",
+        lambda status: status.last_committed.step if status.last_committed else None,
+    )
 
 
 def _verdicts(jobs: dict[Key, JobStatus]) -> Metric:
-    text = "1 when the steps after the last resume matched those seen before, 0 when they differ"
-    found = GaugeMetricFamily("rtj_resume_verified", text, labels=_JOB)
-    for key, status in jobs.items():
-        if status.resume is not None and status.resume.verified is not None:
-            found.add_metric(key, float(status.resume.verified))
-    return found
+    return _gauge(
+        jobs,
+        "rtj_resume_verified",
+        "1 when the steps after the last resume matched those seen before, 0 when they differ",
+        lambda status: status.resume.verified if status.resume else None,
+    )
 
 
 def _seconds(jobs: dict[Key, JobStatus]) -> Metric:

@@ -16,25 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
-from operator_world import RESOURCE, ROOT, Place, eventually, nobody_else, prepare, tool
+from operator_world import RESOURCE, ROOT, Place, eventually, tool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 OUTAGE_SECONDS = float(os.environ.get("RTJ_API_OUTAGE_SECONDS", "20"))
 """`make soak-cluster` takes 300."""
 SCRIPT = b"/standin/rank.py"
-
-
-@pytest.fixture(scope="module")
-def env() -> Iterator[dict[str, str]]:
-    found = prepare()
-    with nobody_else(found):
-        yield found
-
-
-@pytest.fixture
-def place(env: dict[str, str], tmp_path: Path) -> Iterator[Place]:
-    with Place(tmp_path, env) as found:
-        yield found
 
 
 def ranks_of(place: Place) -> dict[int, int]:
