@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import torch
+from averages import Averages
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -95,28 +96,6 @@ class Sliced(nn.Module):
     def mapping(self, number: int) -> dict[str, str]:
         count = len(self.blocks)
         return {f"blocks.{i}": f"blocks.{number * count + i}" for i in range(count)}
-
-
-class Averages:
-    """Moving averages of all parameters of this rank, by name in the whole model."""
-
-    def __init__(self, model: nn.Module, stage: Stage) -> None:
-        self.source = {stage.name(n): p for n, p in model.named_parameters() if p.requires_grad}
-        self.average = {name: p.detach().clone() for name, p in self.source.items()}
-        self.count = 0
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self.count += 1
-        for name, p in self.source.items():
-            self.average[name].lerp_(p.detach(), 0.1)
-
-    def state_dict(self):
-        return {"average": self.average, "count": self.count}
-
-    def load_state_dict(self, state) -> None:
-        assert state["average"].keys() == self.source.keys()
-        self.average, self.count = state["average"], state["count"]
 
 
 class Made:
@@ -230,7 +209,7 @@ def wrong(word: str, mesh, accumulation: int) -> str:
     """The sentence with which a session of a wrong script is refused; the same on every rank, so that all go on."""
     made = Made(mesh, accumulation)
     options = {"model": made.model, "optimizer": made.optimizer, "stage": made.stage}
-    options["extra"] = {"averages": Averages(made.inner, made.stage)}
+    options["extra"] = {"averages": Averages(made.inner, made.stage.name)}
     spoil(word, made, options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda s: 0.95**s)
     try:
@@ -247,7 +226,7 @@ def main() -> None:
     out = {"losses": {}, "refusals": {word: wrong(word, mesh, accumulation) for word in WRONG}}
     made = Made(mesh, accumulation)
     scheduler = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda s: 0.95**s)
-    averages = Averages(made.inner, made.stage)
+    averages = Averages(made.inner, made.stage.name)
     with Session.from_env(
         model=made.model,
         optimizer=made.optimizer,

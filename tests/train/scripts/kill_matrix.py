@@ -15,6 +15,7 @@ from pathlib import Path
 import matrix_models
 import numpy as np
 import torch
+from averages import Averages
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -28,27 +29,6 @@ DIE = os.environ.get("MATRIX_DIE", "")
 def die(rank: int, step: int, place: str) -> None:
     if f"{rank}:{step}:{place}" == DIE:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Ema:
-    """Moving averages of what trains here, by name."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.source = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.average = {name: p.detach().clone() for name, p in self.source.items()}
-        self.count = 0
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self.count += 1
-        for name, p in self.source.items():
-            self.average[name].lerp_(p.detach(), 0.1)
-
-    def state_dict(self):
-        return {"average": self.average, "count": self.count}
-
-    def load_state_dict(self, state) -> None:
-        self.average, self.count = state["average"], state["count"]
 
 
 def sha(tensors) -> str:
@@ -102,7 +82,7 @@ def main() -> None:
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [5])
-    ema = Ema(made.model)
+    ema = Averages(made.model)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(100 + env.rank)  # another one on each rank; a resume must not begin with it
     folder = Path(os.environ["TINY_OUT"])
