@@ -51,6 +51,7 @@ def direct_dependencies(project: dict[str, Any]) -> dict[str, list[str]]:
         "sidecar.txt": base,
         "operator.txt": base + extras["operator"],
         "dev.txt": base + extras["operator"] + extras["train"] + group(project, "dev"),
+        "uv.txt": group(project, "uv"),
     }
 
 
@@ -73,7 +74,8 @@ def main() -> int:
     for name, wanted in direct_dependencies(project).items():
         pins = read_pins(ROOT / "requirements" / name)
         found += differences(wanted, pins, name)
-        found += [f"{name}: {pin} differs from dev.txt" for pin in pins if pins[pin] != tested[pin]]
+        if name != "uv.txt":
+            found += [f"{name}: {pin} differs from dev.txt" for pin in pins if pins[pin] != tested[pin]]
     for line in found:
         print(f"{line}; run `make lock`", file=sys.stderr)
     return 1 if found else 0

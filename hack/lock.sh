@@ -13,6 +13,7 @@ compile() {
 }
 
 export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
+compile uv.txt --group uv
 compile dev.txt --extra operator --extra train --group dev
 unset UPGRADE   # the images get exactly the versions that the tests ran with
 compile operator.txt --extra operator --constraints requirements/dev.txt --no-annotate

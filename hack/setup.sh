@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepares a Debian machine with Python >= 3.11: system packages, .venv with the locked dependencies, and this project
-# as an editable install. Does nothing, in well under a second, when nothing has changed.
+# as an editable install. Does nothing, in well under a second, when nothing has changed, and needs no network for what
+# an earlier set-up on this machine has fetched.
 #
 #   hack/setup.sh            everything
 #   hack/setup.sh python     only .venv (no root needed)
@@ -10,6 +11,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 venv=$root/.venv
 lock=requirements/dev.txt
+uv_lock=requirements/uv.txt
+cache=${RTJ_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rtj}
+uv=$cache/uv/$(sha256sum "$uv_lock" | cut -c1-16)/uv
 stamp=$venv/.setup-stamp
 
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -61,36 +65,50 @@ find_python() {
     die "no Python >= 3.11 with the venv module: not python3 in PATH, not python3.11 to python3.14, not under ~/.pyenv"
 }
 
-# uv itself comes from the lock too, so its hash is checked before it checks the others.
-uv_requirement() { awk '/^uv==/ {found = 1; print; next} found && /^[^ ]/ {exit} found' "$lock"; }
+# uv's own hash is checked before it checks the others. It is kept by its lock, outside the checkout.
+install_uv() {
+    local apart
+    if "$uv" --version >/dev/null 2>&1; then return; fi
+    mkdir -p "${uv%/*}"
+    apart=$(mktemp -d "${uv%/*}/new.XXXXXX")
+    "$(find_python)" -m venv "$apart"
+    if "$apart/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$uv_lock"; then
+        mv "$apart/bin/uv" "$uv"
+    fi
+    rm -rf "$apart"
+    "$uv" --version >/dev/null 2>&1 || die "uv is not installed: the package index did not give what $uv_lock names (see above)"
+}
 
 # A virtual environment that was moved or whose interpreter has gone is made again.
 fingerprint() {
-    { cat "$lock" pyproject.toml hack/setup.sh; printf '%s\n' "$venv"; readlink -f "$venv/bin/python"; } | sha256sum | cut -d' ' -f1
+    { cat "$uv_lock" "$lock" pyproject.toml hack/setup.sh; printf '%s\n' "$venv"; readlink -f "$venv/bin/python"; } | sha256sum | cut -d' ' -f1
 }
 
 # Hard links make 5 GB of wheels an installation of seconds; across file systems they cannot be had.
 link_mode() {
-    local cache
-    cache=$("$venv/bin/uv" cache dir) && mkdir -p "$cache"
-    if [ "$(stat -c %d "$cache")" = "$(stat -c %d "$venv")" ]; then echo hardlink; else echo copy; fi
+    local wheels
+    wheels=$("$uv" cache dir) && mkdir -p "$wheels"
+    if [ "$(stat -c %d "$wheels")" = "$(stat -c %d "$venv")" ]; then echo hardlink; else echo copy; fi
 }
+
+sync_python() { "$uv" pip sync --quiet --python "$venv/bin/python" --require-hashes "$@" "$lock"; }
 
 install_python() {
     local python
     if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ]; then return; fi
     rm -f "$stamp"
-    if ! "$venv/bin/uv" --version >/dev/null 2>&1 || ! "$venv/bin/python" -c '' 2>/dev/null; then
+    if ! "$venv/bin/python" -c '' 2>/dev/null; then
         python=$(find_python)
         say "making .venv with $("$python" --version)"
         "$python" -m venv --clear "$venv"
-        uv_requirement > "$venv/uv.txt"
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$venv/uv.txt"
     fi
+    install_uv
     export UV_PYTHON_DOWNLOADS=never UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} UV_LINK_MODE=${UV_LINK_MODE:-$(link_mode)}
     say "installing $(grep -c '^[a-z].*==' "$lock") locked packages"
-    "$venv/bin/uv" pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
-    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+    # The lock's hashes name the same files in the cache as in the index, and the cache asks nobody.
+    sync_python --offline 2>/dev/null || sync_python
+    "$uv" pip install --quiet --offline --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+    ln -sfn "$uv" "$venv/bin/uv"
     fingerprint > "$stamp"
 }
 

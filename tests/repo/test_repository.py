@@ -63,7 +63,8 @@ def test_no_path_of_the_machine_is_in_the_repository() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements/dev.txt", "requirements/operator.txt", "requirements/sidecar.txt"]
+    "name",
+    ["requirements/dev.txt", "requirements/operator.txt", "requirements/sidecar.txt", "requirements/uv.txt"],
 )
 def test_a_lock_names_no_host(name: str) -> None:
     assert "://" not in (ROOT / name).read_text(encoding="utf-8")
