@@ -1,7 +1,8 @@
-"""`rtj`: training that resumes, from the command line, without Kubernetes.
+"""`rtj`: training that resumes, from the command line: without Kubernetes, and as `kubectl rtj` with it.
 
-Exit codes: 0 finished or nothing wrong, 1 failed, 2 usage or an impossible plan, 69 store unusable or unreachable,
-78 resume refused, 143 saved and stopped, stopped, or fenced by another `rtj run`. A preempted exit is never 0.
+Exit codes: 0 finished or nothing wrong, 1 failed, 2 usage or an impossible plan, 69 store or cluster unusable or
+unreachable, 78 resume refused, 143 saved and stopped, stopped, or fenced by another `rtj run`. A preempted exit is
+never 0.
 """
 
 import argparse
@@ -9,6 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from trainer_sidecar.commands import checkpoints, export, gc, journal, plan, run, store
+from trainer_sidecar.commands.store_options import check_run_options
+from trainer_sidecar.kube_commands import attempts, completion, logs, pin, rollback, status, suspend, why
+from trainer_sidecar.kube_commands.cluster import ClusterError
 
 EXIT_USAGE = 2
 EXIT_STORE = 69
@@ -17,7 +21,7 @@ _EPILOG = """exit codes:
   1    failed: the restart budget is used up, the run may not start, a checkpoint is bad, something could not be
        deleted (the message says which and why)
   2    usage, or a plan that is impossible (the message names sizes that work)
-  69   the store cannot be used or reached, or a probe refuses it
+  69   the store or the cluster cannot be used or reached, or a probe refuses it
   78   resume refused: the checkpoint does not fit the script (each difference is named)
   143  saved and stopped, stopped, or fenced by another rtj run of the same run
 
@@ -30,24 +34,43 @@ examples:
   rtj export --format hf --config ./base-model --to ./sft --store s3://bucket/team-a --namespace ml --run-id sft
   rtj gc --dry-run --store s3://bucket/team-a --namespace ml --run-id sft
   rtj store probe --store s3://bucket/team-a --endpoint https://s3.example.com
+
+in a cluster (also as kubectl rtj):
+  rtj status -n ml
+  rtj why sft
+  rtj logs sft
+  rtj checkpoints list --job sft
+  rtj rollback sft 000000000400-0000000003-1f2e3d4c --reason "loss went up"
 """
+_COMMANDS = (run, plan, checkpoints, export, journal, gc, store)
+_CLUSTER_COMMANDS = (status, attempts, why, logs, suspend, pin, rollback, completion)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = "rtj") -> argparse.ArgumentParser:
     """The parser with every subcommand."""
     parser = argparse.ArgumentParser(
-        prog="rtj",
+        prog=prog,
         description="Distributed training that resumes: checkpoints as transactions, checked resumes.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, plan, checkpoints, export, journal, gc, store):
+    for command in (*_COMMANDS, *_CLUSTER_COMMANDS):
         command.add(subcommands)
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def kubectl_main() -> int:
+    """Entry point of kubectl's plugin `kubectl-rtj`: the same command under another name."""
+    return main(prog="kubectl rtj")
+
+
+def kubectl_complete() -> int:
+    """Entry point of `kubectl_complete-rtj`, which kubectl asks for completions of its plugin."""
+    return completion.answer(build_parser(), sys.argv[1:], for_kubectl=True)
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "rtj") -> int:
     """Entry point. Errors that a user can act on are one line on stderr; everything else is a traceback."""
     from trainer_sidecar.run.local_processes import SidecarDiedError
     from trainer_sidecar.run.local_volume import VolumeError
@@ -56,12 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from trainer_sidecar.store.journal import JournalError
     from trainer_sidecar.store.verify import BadCheckpointError, FormatTooNewError
 
-    args, unknown = build_parser().parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == [completion.ASK]:
+        return completion.answer(build_parser(), words[1:])
+    args, unknown = build_parser(prog).parse_known_args(words)
     if unknown:
         where = f"rtj {args.command} {getattr(args, 'action', None) or ''}".strip()
         return _complain(f"unrecognized arguments: {' '.join(unknown)}: see {where} --help", EXIT_USAGE)
     try:
+        _name_the_run(args)
         return int(args.handler(args))
+    except ClusterError as exc:
+        return _complain(str(exc), exc.exit_code)
     except StoreError as exc:
         return _complain(f"{exc.reason}: {exc}", EXIT_STORE)
     except FenceError as exc:
@@ -73,6 +102,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a table has seen enough
         return 0
+
+
+def _name_the_run(args: argparse.Namespace) -> None:
+    """For commands that read a run: which one, from options or from the cluster's job."""
+    if not hasattr(args, "job_name"):
+        return
+    if args.job_name is None:
+        check_run_options(args)
+    else:
+        from trainer_sidecar.kube_commands.job_store import fill_in
+
+        fill_in(args)
 
 
 def _complain(message: str, code: int) -> int:

@@ -52,7 +52,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="you have made sure that nothing trains in this run and nothing will until this ends; retiring needs it, "
         "and frozen weights that no checkpoint names are deleted only then",
     )
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.set_defaults(handler=_gc)
 
 

@@ -17,7 +17,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     tail = actions.add_parser("tail", help="the newest entries, oldest of them first")
     tail.add_argument("-n", "--lines", type=positive, default=20, metavar="N", help="how many (default 20)")
     add_run_options(tail)
-    tail.add_argument("--output", choices=("table", "json"), default="table")
+    tail.add_argument("-o", "--output", choices=("table", "json"), default="table")
     tail.set_defaults(handler=_tail)
 
 

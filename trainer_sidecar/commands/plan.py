@@ -16,7 +16,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Print mesh, micro batch and accumulation for every size between minNodes and maxNodes.",
     )
     parser.add_argument("-f", "--file", type=Path, required=True, metavar="JOB.YAML", help="the job")
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.set_defaults(handler=_plan)
 
 

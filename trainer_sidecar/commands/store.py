@@ -21,7 +21,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     add_store_options(probe, required=True)
     probe.add_argument("--small", action="store_true", help="without the multipart upload of 9 MiB")
-    probe.add_argument("--output", choices=("table", "json"), default="table")
+    probe.add_argument("-o", "--output", choices=("table", "json"), default="table")
     probe.set_defaults(handler=_probe)
 
 

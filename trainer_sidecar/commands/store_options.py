@@ -25,12 +25,30 @@ def add_store_options(parser: argparse.ArgumentParser, *, required: bool) -> Non
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Store options and the run's name in it."""
-    add_store_options(parser, required=True)
+    """Store options and the run's name in it; or the name of a job in a cluster, which says both."""
+    add_store_options(parser, required=False)
     parser.add_argument(
-        "--namespace", default="local", help="namespace of the run (default: local, as rtj run)"
+        "--namespace", help="namespace of the run (default: local, as rtj run; with --job the context's)"
     )
-    parser.add_argument("--run-id", required=True, metavar="ID", help="id of the run")
+    parser.add_argument("--run-id", metavar="ID", help="id of the run")
+    parser.add_argument(
+        "--job",
+        dest="job_name",
+        metavar="NAME",
+        help="a job in the cluster instead of --store and --run-id; its store is read with your own credentials",
+    )
+    parser.add_argument("--context", metavar="NAME", help="with --job: context of the kubeconfig")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="with --job: default $KUBECONFIG")
+
+
+def check_run_options(args: argparse.Namespace) -> None:
+    """Without --job, store and run must be named. Raises ValueError."""
+    lacking = [name for name, value in (("--store", args.store), ("--run-id", args.run_id)) if not value]
+    if lacking:
+        raise ValueError(
+            f"the following arguments are required: {', '.join(lacking)}; or --job NAME in a cluster"
+        )
+    args.namespace = args.namespace or "local"
 
 
 def positive(text: str) -> int:
