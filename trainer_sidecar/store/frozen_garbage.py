@@ -60,14 +60,15 @@ def unused_frozen(journal: Journal, *, retiring: Collection[str] = ()) -> list[F
     return [garbage for garbage in found if garbage.sha256 not in named]
 
 
-def delete_unused(journal: Journal) -> list[FrozenGarbage]:
-    """Delete what `unused_frozen` finds; what is gone. The caller vouches that no attempt runs or begins.
+def delete_unused(journal: Journal, *, epoch: int | None = None) -> list[FrozenGarbage]:
+    """Delete what `unused_frozen` finds; what is gone. The caller vouches that no attempt runs or begins: none after
+    that of `epoch`, else none after the newest one that is read first.
 
     The journal is read again before each batch: raises FrozenInDoubtError when an attempt stands there that had not
     stood before. A broken-off deletion is continued by the next call. Raises as `unused_frozen`.
     """
     garbage = unused_frozen(journal)
-    epoch = journal.history.epoch
+    epoch = journal.history.epoch if epoch is None else epoch
     keys = [key for item in garbage for key in item.keys]
     for start in range(0, len(keys), _BATCH):
         _require_no_new_attempt(journal, epoch)

@@ -46,18 +46,21 @@ def choose_retired(history: History, policy: RetentionPolicy) -> list[str]:
 
     Nothing goes before `keep_last` restorable ones exist. Never: those and everything newer than the oldest of them,
     the newest verified one, the newest from before a loss that is no finite number, the newest attempt's restore point,
-    and what is held.
+    what is held, and what was committed before an entry that cannot be read: it may have been a hold.
     """
     good = [m for m in history.lineage if history.restorable(m.checkpoint_id)]
     if len(good) < policy.keep_last:
         return []
     oldest_kept = good[policy.keep_last - 1].seq
+    unpinned = max(history.void, default=0)
     kept = _protected(history) | _milestones(good, policy.keep_every_steps)
     kept |= _still_finite(good)
     return [
         m.checkpoint_id
         for m in history.manifests.values()
-        if m.seq < oldest_kept and m.checkpoint_id not in kept and m.checkpoint_id not in history.retired
+        if unpinned < m.seq < oldest_kept
+        and m.checkpoint_id not in kept
+        and m.checkpoint_id not in history.retired
     ]
 
 
@@ -169,13 +172,14 @@ def delete_checkpoints(store: Store, keys: RunKeys, checkpoint_ids: Iterable[str
     deleted = 0
     for checkpoint_id in checkpoint_ids:
         try:
-            deleted += _delete_prefix(store, keys, checkpoint_id)
+            deleted += delete_checkpoint(store, keys, checkpoint_id)
         except StoreError as exc:
             log.warning("checkpoint %s is not fully deleted, a later sweep goes on: %s", checkpoint_id, exc)
     return deleted
 
 
-def _delete_prefix(store: Store, keys: RunKeys, checkpoint_id: str) -> int:
+def delete_checkpoint(store: Store, keys: RunKeys, checkpoint_id: str) -> int:
+    """Delete every object of one checkpoint, `manifest.json` first; how many. Raises StoreError."""
     prefix = keys.checkpoint(checkpoint_id)
     store.delete([keys.manifest(checkpoint_id)])
     found = [o.key for o in store.list(prefix)]

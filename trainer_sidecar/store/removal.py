@@ -1,0 +1,188 @@
+"""Deleting a run as a whole, for an object that is deleted with `deletionPolicy: Delete` (protocol C).
+
+The order is that of every deletion: an `Attempt` fences whoever may still write, `Retired` stands for each commit, then
+objects go. R14's own protections end here, since nobody will resume; what another run or a person holds stays. The
+journal stays too (R16). Each call does a bounded part, may break off anywhere, and the next one goes on; no clock
+decides anything (R13).
+"""
+
+import time
+from dataclasses import dataclass
+from uuid import uuid4
+
+from trainer_sidecar.contract.journal import Attempt, Cause, Entry, Owner, Retired
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.store.forks import holder_name, release
+from trainer_sidecar.store.frozen_garbage import delete_unused
+from trainer_sidecar.store.history import History
+from trainer_sidecar.store.journal import Journal, JournalLostError
+from trainer_sidecar.store.retention import delete_checkpoint, present_checkpoints, sweep
+
+REMOVED = "deleted with its object"
+"""Reason of the `Retired` entries."""
+_RETIRED_AT_ONCE = 64
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What one call has done. `left`: checkpoints that the next call deletes; 0: the run is gone but for `kept`."""
+
+    checkpoints: int = 0
+    objects: int = 0
+    left: int = 0
+    kept: tuple[str, ...] = ()
+    """Sentences about what stays, and why."""
+
+
+def remove_run(
+    journal: Journal,
+    *,
+    owner: Owner,
+    writer: str,
+    known_attempts: int = 0,
+    source: RunKeys | None = None,
+    most: int = 64,
+    timeout: float | None = None,
+) -> Removal:
+    """Delete up to `most` checkpoints of the run; with the last ones its frozen weights and `latest.json`.
+
+    A run that another owner has taken over stays whole. `known_attempts`: as in `FenceRequest`. `source`: the run that
+    this one was forked from, where its holds are released at the end (R15). Nobody may start an attempt any more: the
+    caller vouches for it. Raises StoreError, JournalError, FrozenInDoubtError; call again.
+    """
+    history = journal.read()
+    journal.check_writable(history)
+    if not history.attempts:
+        _require_nothing_known(journal, known_attempts)
+        return Removal(kept=_release(journal, source, owner, writer, timeout))
+    if history.owner is not None and history.owner.uid != owner.uid:
+        return Removal(kept=(_of_another(journal, history.owner),))
+    _fence(journal, owner, writer, timeout)
+    while _retire(journal, owner, writer, timeout):
+        pass
+    doomed = list(sweep(journal, journal.history.epoch, dry_run=True).doomed)
+    objects = sum(delete_checkpoint(journal.store, journal.keys, i) for i in doomed[:most])
+    if len(doomed) > most:
+        return Removal(most, objects, len(doomed) - most)
+    objects += sweep(journal, journal.history.epoch).objects  # and what broken-off uploads have left
+    if not was_removed(journal.history):
+        return Removal(len(doomed), objects, 1)  # somebody has begun an attempt: look again whose
+    frozen = delete_unused(journal, epoch=journal.history.epoch)
+    journal.store.delete([journal.keys.latest])
+    kept = (*_held(journal), *_undecided(journal), *_release(journal, source, owner, writer, timeout))
+    return Removal(len(doomed), objects + sum(len(f.keys) for f in frozen), 0, kept)
+
+
+def was_removed(history: History) -> bool:
+    """Whether the run's newest attempt is the fence of its removal."""
+    return history.newest is not None and history.newest.nonce.startswith(_nonce(history.newest.owner, ""))
+
+
+def _nonce(owner: Owner, number: object) -> str:
+    """Of the fencing attempt: it is found again by whoever goes on with the removal (R9)."""
+    return f"removal-{owner.uid}-{number}"
+
+
+def _fence(journal: Journal, owner: Owner, writer: str, timeout: float | None) -> None:
+    """Nothing that was begun before can commit after this, however late it wakes up (R4)."""
+
+    def decide(history: History) -> Entry | None:
+        newest = history.newest
+        assert newest is not None
+        if was_removed(history):
+            return None
+        return Attempt(
+            seq=history.next_seq,
+            epoch=history.next_seq,
+            owner=owner,
+            writer=writer,
+            nonce=_nonce(owner, history.next_seq),
+            time=time.time(),
+            attempt=history.next_attempt,
+            cause=Cause.OPERATOR,
+            topology=newest.topology,
+            restore=history.newest_restorable or newest.restore,
+        )
+
+    journal.append(decide, timeout=timeout)
+
+
+def _retire(journal: Journal, owner: Owner, writer: str, timeout: float | None) -> bool:
+    """`Retired` for the next commits that nobody holds; whether there were any."""
+
+    def decide(history: History) -> Entry | None:
+        ids = [i for i in history.manifests if i not in history.retired and i not in history.holds]
+        if not ids or not was_removed(history):
+            return None
+        return Retired(
+            seq=history.next_seq,
+            epoch=history.epoch,
+            owner=owner,
+            writer=writer,
+            nonce=uuid4().hex,
+            time=time.time(),
+            checkpoint_ids=ids[:_RETIRED_AT_ONCE],
+            reason=REMOVED,
+            policy="deletionPolicy=Delete",
+        )
+
+    return journal.append(decide, timeout=timeout) is not None
+
+
+def _require_nothing_known(journal: Journal, known_attempts: int) -> None:
+    if known_attempts:
+        raise JournalLostError(
+            f"run {journal.keys.prefix} in {journal.store.url}: {known_attempts} attempts were fenced, the journal "
+            "knows none. Wrong bucket, prefix or credentials, or the journal was deleted: correct the store's settings "
+            "or restore it; nothing is deleted"
+        )
+
+
+def _of_another(journal: Journal, owner: Owner) -> str:
+    other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
+    return f"all of run {journal.keys.prefix} in {journal.store.url}: it belongs to {other} now"
+
+
+def _held(journal: Journal) -> tuple[str, ...]:
+    """Checkpoints that stay, with the frozen weights that they name."""
+    history = journal.history
+    held = {i: h for i, h in history.holds.items() if i in history.manifests}
+    return tuple(
+        f"checkpoint {i} and the frozen weights it names: held by {', '.join(sorted(holders))}"
+        for i, holders in list(held.items())[:_SHOWN]
+    )
+
+
+def _undecided(journal: Journal) -> tuple[str, ...]:
+    """What a sweep has to leave: it may be a commit, or is not the run's at all."""
+    history = journal.history
+    left = [i for i in present_checkpoints(journal) if i not in history.holds]
+    return tuple(
+        f"{journal.keys.checkpoints_prefix}{i}/: it is no checkpoint of this run, or an entry of the journal that "
+        "cannot be read might be its commit"
+        for i in left[:_SHOWN]
+    )
+
+
+def _release(
+    journal: Journal, source: RunKeys | None, owner: Owner, writer: str, timeout: float | None
+) -> tuple[str, ...]:
+    """Release what this run holds where it was forked from, but for what forks of this run still start from."""
+    point = journal.history.fork_point
+    if point is not None and point.source is not None:
+        source = RunKeys(point.source.namespace, point.source.run_id)
+    if source is None:
+        return ()
+    other, holder, kept = journal.beside(source), holder_name(journal.keys), []
+    for checkpoint_id, holders in other.read().holds.items():
+        if holder not in holders:
+            continue
+        own = journal.history.holds.get(checkpoint_id)
+        if own:
+            kept.append(
+                f"this run's hold on {checkpoint_id} of run {source.prefix}: held here by {', '.join(sorted(own))}"
+            )
+        else:
+            release(other, checkpoint_id, holder, owner=owner, writer=writer, timeout=timeout)
+    return tuple(kept)
