@@ -11,11 +11,23 @@ from collections.abc import Sequence
 
 from trainer_sidecar.commands import checkpoints, export, gc, journal, plan, run, store
 from trainer_sidecar.commands.store_options import check_run_options
-from trainer_sidecar.kube_commands import attempts, completion, logs, pin, rollback, status, suspend, why
+from trainer_sidecar.kube_commands import (
+    attempts,
+    completion,
+    logs,
+    pin,
+    report,
+    rollback,
+    status,
+    suspend,
+    why,
+)
 from trainer_sidecar.kube_commands.cluster import ClusterError
+from trainer_sidecar.kube_commands.job_store import CREDENTIALS, fill_in
 
 EXIT_USAGE = 2
 EXIT_STORE = 69
+EXIT_INTERRUPTED = 130
 _EPILOG = """exit codes:
   0    finished
   1    failed: the restart budget is used up, the run may not start, a checkpoint is bad, something could not be
@@ -39,11 +51,12 @@ in a cluster (also as kubectl rtj):
   rtj status -n ml
   rtj why sft
   rtj logs sft
+  rtj report sft --to sft.html
   rtj checkpoints list --job sft
   rtj rollback sft 000000000400-0000000003-1f2e3d4c --reason "loss went up"
 """
 _COMMANDS = (run, plan, checkpoints, export, journal, gc, store)
-_CLUSTER_COMMANDS = (status, attempts, why, logs, suspend, pin, rollback, completion)
+_CLUSTER_COMMANDS = (status, attempts, why, logs, suspend, pin, rollback, report, completion)
 
 
 def build_parser(prog: str = "rtj") -> argparse.ArgumentParser:
@@ -92,13 +105,16 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "rtj") -> int:
     except ClusterError as exc:
         return _complain(str(exc), exc.exit_code)
     except StoreError as exc:
-        return _complain(f"{exc.reason}: {exc}", EXIT_STORE)
+        hint = f"; {CREDENTIALS}" if getattr(args, "job_name", None) else ""
+        return _complain(f"{exc.reason}: {exc}{hint}", EXIT_STORE)
     except FenceError as exc:
         return _complain(f"{exc.reason}: {exc}", 1)
     except (JournalError, SidecarDiedError, VolumeError, BadCheckpointError, FormatTooNewError) as exc:
         return _complain(str(exc), 1)
     except ValueError as exc:
         return _complain(str(exc), EXIT_USAGE)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a table has seen enough
         return 0
@@ -111,8 +127,6 @@ def _name_the_run(args: argparse.Namespace) -> None:
     if args.job_name is None:
         check_run_options(args)
     else:
-        from trainer_sidecar.kube_commands.job_store import fill_in
-
         fill_in(args)
 
 
