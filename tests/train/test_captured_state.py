@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer_sidecar.contract.checkpoint import Tensors, TrainingState
-from trainer_sidecar.train import compare, materialise
+from trainer_sidecar.train import compare, extra_state, materialise
 from trainer_sidecar.train.capture import State
 
 
@@ -66,8 +67,40 @@ def test_compiled_and_checkpointed_modules_have_the_names_of_the_plain_ones() ->
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="optimizer 0 has a parameter of shape"):
-        State(Net(), [torch.optim.SGD(Net().parameters(), lr=0.1)], {}, 1)
+    other = nn.Linear(4, 4)
+    with pytest.raises(
+        ValueError, match=r"shape \(4, 4\) that is not in the model: it was replaced since, or is"
+    ):
+        State(Net(), [torch.optim.SGD(other.parameters(), lr=0.1)], {}, 1)
+
+
+def test_weights_tied_after_the_optimizer_was_built_are_told_as_that_and_not_as_sharded_too_late() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(3, 4), "head": nn.Linear(4, 3, bias=False)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model["head"].weight = model["embed"].weight
+    with pytest.raises(
+        ValueError, match=r"embed.weight and head.weight were tied after the optimizer was built"
+    ):
+        State(model, [optimizer], {}, 1)
+
+
+def test_a_model_that_is_tied_or_cut_after_the_session_has_begun_is_refused_at_the_next_save() -> None:
+    def begun() -> tuple[nn.ModuleDict, State]:
+        model = nn.ModuleDict({"embed": nn.Embedding(3, 4), "head": nn.Linear(4, 3, bias=False)})
+        return model, State(model, [torch.optim.SGD(model.parameters(), lr=0.1)], {}, 1)
+
+    model, state = begun()
+    model["head"].weight = model["embed"].weight
+    with pytest.raises(
+        ValueError, match=r"embed.weight and head.weight were tied after the session had begun"
+    ):
+        state.capture(documents=False)
+    model, state = begun()
+    del model["head"]
+    with pytest.raises(
+        ValueError, match=r"parameter head.weight was taken out of the model after the session"
+    ):
+        state.capture(documents=False)
 
 
 def saved_by(state: State) -> tuple[TrainingState, Tensors]:
@@ -165,3 +198,39 @@ def test_a_layer_that_comes_after_the_session_has_begun_is_refused_by_its_shape(
     optimizer.add_param_group({"params": list(late.parameters())})
     with pytest.raises(ValueError, match=r"shape \(3, 2\) was not in the model when the session began"):
         state.capture()
+
+
+class Holder:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+
+def test_extra_state_comes_back_as_what_it_was_also_with_slashes_in_its_keys() -> None:
+    """`a/b` and `b` within `a` are two tensors; dicts and OrderedDicts keep their class and order."""
+    one, two = torch.arange(3.0), torch.arange(3.0) + 10
+    given = collections.OrderedDict(
+        [("z", {"n": 1, "t": (2, one + 20)}), ("a/b", one), ("a", {"b": two}), ("a~b", [one + 30])]
+    )
+    state = State(nn.Linear(1, 1), [], {"it": Holder(given), "it/a": Holder({"b": two + 1})}, 1)
+    captured = state.capture()
+    names = [e.name for e in captured.entries if e.name.startswith("extra/")]
+    assert names == ["extra/it/z/t/1", "extra/it/a~1b", "extra/it/a/b", "extra/it/a~0b/0", "extra/it~1a/b"]
+    text = TrainingState(optimizers=[], extra=captured.extra).to_json()
+    documents = TrainingState.model_validate_json(text).extra
+    current = {p.entry.name: p.tensor for p in captured.pieces}
+    found = extra_state.targets(documents["it"], current)
+    places: dict[str, torch.Tensor] = {}
+    extra_state.collect(found, "extra/it", places)
+    assert places.keys() == set(names[:4])
+    for name, target in places.items():
+        target.copy_(current[name])
+    assert type(found) is collections.OrderedDict
+    assert list(found) == ["z", "a/b", "a", "a~b"]
+    assert type(found["z"]) is dict
+    assert found["z"]["n"] == 1
+    assert type(found["z"]["t"]) is tuple
+    assert torch.equal(found["a/b"], one)
+    assert torch.equal(found["a"]["b"], two)

@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from trainer_sidecar.contract.checkpoint import TrainingState
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.contract.whole import whole_training_state
-from trainer_sidecar.train import Stage, materialise, replicas, zero
+from trainer_sidecar.train import Stage, extra_state, replicas, zero
 from trainer_sidecar.train.capture import State
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.ownership import Entry, make_plan
@@ -185,9 +185,9 @@ def test_stages_whose_groups_do_not_match_are_refused_by_name() -> None:
 
 def test_objects_of_stages_are_united_and_a_list_that_mixes_them_is_refused() -> None:
     document = {"$ordered": [["a", {"$stored": "extra/o/a"}], ["b", {"$stored": "extra/o/b"}], ["n", 3]]}
-    assert materialise.extra_targets(document, {"extra/o/b": torch.ones(2)}).keys() == {"b", "n"}
+    assert extra_state.targets(document, {"extra/o/b": torch.ones(2)}).keys() == {"b", "n"}
     with pytest.raises(ValueError, match="several pipeline stages"):
-        materialise.extra_targets([{"$stored": "x"}, {"$stored": "y"}], {"x": torch.ones(2)})
+        extra_state.targets([{"$stored": "x"}, {"$stored": "y"}], {"x": torch.ones(2)})
     states = {i: s.capture() for i, s in enumerate(stages(Part("0"), Part("1")))}
     first = {"o": {"$ordered": [["a", {"$stored": "extra/o/a"}], ["n", 3]]}}
     second = {"o": {"$ordered": [["b", {"$stored": "extra/o/b"}], ["n", 4]]}}

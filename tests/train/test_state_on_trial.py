@@ -25,7 +25,7 @@ from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.restore_fault import parse_restore_fault
 from trainer_sidecar.store.quarantine import accuse
 from trainer_sidecar.store.reread import confirmed, state_tolerance
-from trainer_sidecar.train.errors import ResumeDiverged
+from trainer_sidecar.train.errors import ResumeDiverged, ResumeRefused
 from trainer_sidecar.train.order import batch_digest
 from trainer_sidecar.train.witness import ResumeVerifier
 
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.timeout(120)
 FALL_BACK = VerificationPolicy(on_failure=OnVerificationFailure.FALL_BACK)
 WARN = VerificationPolicy(on_failure=OnVerificationFailure.WARN)
 EVERY_FOURTH = CheckpointPolicy(interval_steps=4, interval_seconds=0, when_busy=WhenBusy.WAIT)
+SAID = "the state was changed after the session had restored it.*load pretrained weights .* before Session.from_env"
 SAME_CODE = {"RTJ_CODE_VERSION": "same"}
 
 
@@ -66,13 +67,17 @@ def resume(
     policy: VerificationPolicy,
     spoil: float = 0.0,
 ) -> tuple[Plan, Any]:
-    """Resume to step 11; `spoil` is added to a weight behind the session's back, as lost state would look."""
+    """Resume to step 11; `spoil` is added to a weight in the first forward pass, as lost state would look."""
     plan = world.attempt(topology(1, 4), point, EVERY_FOURTH, policy)
     with rank_of(world, plan, monkeypatch, SAME_CODE):
         parts = Parts()
+
+        def lose(*_: Any) -> None:
+            hook.remove()
+            parts.model[0].weight.data.add_(spoil)
+
+        hook = parts.model.register_forward_pre_hook(lose)
         with parts.session(total_steps=11) as session:
-            with torch.no_grad():
-                parts.model[0].weight.add_(spoil)
             parts.train(session)
     return plan, session.resume
 
@@ -123,6 +128,28 @@ def test_a_state_that_trains_otherwise_ends_the_attempt_and_is_quarantined_with_
     children = [m.checkpoint_id for m in history.manifests.values() if m.parent == point.checkpoint_id]
     assert children
     assert not any(history.restorable(c) for c in children)
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_weights_loaded_after_the_restore_are_refused_by_name_and_accuse_no_checkpoint(
+    world: RankWorld, points: dict[int, RestorePoint], monkeypatch: pytest.MonkeyPatch, through_data: bool
+) -> None:
+    plan = world.attempt(topology(1, 4), points[4], EVERY_FOURTH, FALL_BACK)
+    with rank_of(world, plan, monkeypatch, SAME_CODE):
+        parts, pretrained = Parts(), Parts().model
+        with pytest.raises(ResumeRefused, match=SAID) as refused, parts.session(total_steps=11) as session:  # noqa: PT012
+            if through_data:
+                parts.model[2].weight.data[0, 3] += 1.0
+            else:
+                parts.model.load_state_dict(pretrained.state_dict())
+            parts.train(session)
+    assert not isinstance(refused.value, ResumeDiverged)
+    changed = "1 of 16 tensors, model/2.weight among" if through_data else "4 of 16 tensors, model/0.bias, "
+    assert changed in str(refused.value)
+    outcome = outcome_of(world, plan)
+    assert outcome.kind is OutcomeKind.RESUME_REFUSED
+    assert parse_restore_fault(f"pod x-0: {outcome.message}", points[4].checkpoint_id) is None
+    assert world.journal.refresh().restorable(points[4].checkpoint_id)
 
 
 def test_another_global_batch_goes_on_from_the_same_sample_and_ends_with_the_same_epoch(

@@ -6,7 +6,7 @@ import collections
 import json
 import math
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,6 +39,7 @@ def through(value: Any) -> Any:
         {"$odd": 1},
         collections.Counter({30: 1, 80: 2}),
         collections.OrderedDict([("b", 1), ("a", 2)]),
+        torch.Size([2, 3]),
         {3, 1, 2},
         complex(1, -2),
         torch.bfloat16,
@@ -82,6 +83,28 @@ def test_what_needs_pickle_is_refused_by_name() -> None:
     state = {"groups": [{"lr": 0.1, "schedule": lambda step: step}]}
     with pytest.raises(TypeError, match=r"scheduler\.groups\[0\]\.schedule is a builtins\.function"):
         tagged.encode(state, "scheduler")
+
+
+class Place(NamedTuple):
+    step: int
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            Place(3),
+            r"tracker\[0\] is a .*test_tagged_json.Place, which would come back as a plain tuple: let",
+        ),
+        (
+            collections.defaultdict(int, {"a": 1}),
+            "collections.defaultdict, which would come back as a plain dict",
+        ),
+    ],
+)
+def test_what_would_come_back_as_another_class_is_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        tagged.encode([value], "tracker")
 
 
 def test_big_tensors_do_not_belong_into_json() -> None:

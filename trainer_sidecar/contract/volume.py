@@ -40,6 +40,8 @@ ENV_STORE_URL = "RTJ_STORE_URL"
 ENV_STORE_ENDPOINT = "RTJ_STORE_ENDPOINT"
 ENV_STORE_REGION = "RTJ_STORE_REGION"
 ENV_POD_NAME = "RTJ_POD_NAME"
+ENV_TELLS_OUTCOME = "RTJ_TELLS_OUTCOME"
+"""Set by what prints the attempt's outcome itself, so that no rank repeats why a resume was refused."""
 
 DEFAULT_STATUS_PORT = 9477
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

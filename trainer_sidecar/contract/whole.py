@@ -12,8 +12,8 @@ from trainer_sidecar.contract.checkpoint import TrainingState
 
 _EQUAL = ("schedulers", "scaler", "data", "statistics", "accumulation")
 """Fields that all stages have alike."""
-_ORDERED = "$ordered"
-"""Tag of a dict whose values may be references to tensors (`capture`)."""
+_MAPPINGS = ("$dict", "$ordered")
+"""Tags of dicts whose values may be references to tensors (`extra_state`)."""
 
 
 def whole_training_state(
@@ -33,6 +33,8 @@ def whole_training_state(
                 "extra": _extra(total.extra, state.extra, "extra", who),
                 "aliases": total.aliases + [names for names in state.aliases if names not in total.aliases],
                 "gradient_buckets": total.gradient_buckets + state.gradient_buckets,
+                "items": _union(total.items, state.items, "value", who),
+                "paths": _union(total.paths, state.paths, "path of", who),
                 "trainable": total.trainable + [n for n in state.trainable if n not in set(total.trainable)],
             }
         )
@@ -103,13 +105,16 @@ def _extra(one: Any, two: Any, path: str, who: str) -> Any:
     joined = dict(a)
     for key, value in b.items():
         joined[key] = _extra(joined[key], value, f"{path}/{key}", who) if key in joined else value
-    return joined if _ORDERED not in one else {_ORDERED: [[key, value] for key, value in joined.items()]}
+    tag = next((tag for tag in _MAPPINGS if tag in one), None)
+    return joined if tag is None else {tag: [[key, value] for key, value in joined.items()]}
 
 
 def _pairs(document: Any) -> dict[str, Any] | None:
     """The entries of a dict in its tagged form; the outermost one, objects by their name, is plain."""
     if not isinstance(document, dict):
         return None
-    if set(document) == {_ORDERED}:
-        return dict(document[_ORDERED])
+    for tag in _MAPPINGS:
+        if set(document) == {tag}:
+            pairs = document[tag]
+            return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else None
     return None if any(key.startswith("$") for key in document) else document

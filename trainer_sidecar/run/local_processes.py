@@ -172,7 +172,7 @@ class LocalProcesses:
     def _launcher_environment(self) -> dict[str, str]:
         ledger = {env.ENV_LEDGER_DIR: str(self._settings.ledger)} if self._settings.ledger else {}
         termination = {"RTJ_TERMINATION_LOG": str(self._local.root / "termination.json")}
-        return {**self._shared_environment(), **termination, **ledger}
+        return {**self._shared_environment(), **termination, **ledger, env.ENV_TELLS_OUTCOME: "1"}
 
     def _sidecar_log(self) -> str:
         if not self._local.sidecar_log.exists():

@@ -76,6 +76,8 @@ class Accumulation:
         self._rewinds = cursor.order is not None and not loader_state
         """Whether the window's start can be told: the session feeds the samples, not a loader with its own state."""
         self._start: _Start | None = None
+        self._verdict: tuple[tuple[int, int], str] | None = None
+        """Why the gradients of a place (step, micro step) cannot be saved, as agreed."""
         self._closed_at = time.monotonic()
         self.micro_seconds: float | None = None
         if self.mode is AccumulationSave.RAW and self.size > 1 and env.rank == 0:
@@ -157,14 +159,26 @@ class Accumulation:
     # -- saving
 
     def holds_gradients(self) -> bool:
-        """Whether a save now would hold the window's gradients. Collective only in that all ranks answer alike."""
+        """Whether a save now would hold the window's gradients; the same on all ranks. Collective, see `why_not`."""
         return self.inside and self.mode is not AccumulationSave.BOUNDARY and not self.why_not()
 
     def why_not(self) -> str:
-        """Why the window's gradients cannot be saved now, in words; empty when they can."""
+        """Why the window's gradients cannot be saved now, in words; empty when they can.
+
+        Collective at the first call of a micro step: a rank whose parameters had no part in the loss sees nothing
+        wrong with their gradients, and ranks that decide otherwise would wait for each other for ever.
+        """
         if self._topology.mesh.pp > 1:
             return "pipeline stages hold gradients of different parameters"
-        return self.gradients.unsavable(self.mode is AccumulationSave.REDUCED)
+        place = self._cursor.step, self.window.micro
+        if self._verdict is None or self._verdict[0] != place:
+            mine = self.gradients.unsavable(self.mode is AccumulationSave.REDUCED)
+            (refusals,) = self._sum([float(bool(mine))])
+            others = (
+                f"gradients of {refusals:.0f} other ranks cannot be saved as they are" if refusals else ""
+            )
+            self._verdict = place, mine or others
+        return self._verdict[1]
 
     @property
     def can_rewind(self) -> bool:

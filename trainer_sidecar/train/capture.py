@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.bucket_order import BucketOrder
+from trainer_sidecar.train.extra_state import below, flatten
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.module_state import module_states
 from trainer_sidecar.train.ownership import Entry
@@ -95,21 +96,20 @@ class State:
         """Those of `extra` that a forward pass may change."""
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
+        self._tied = aliases(self.model, self.stage)
         self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for i, optimizer in enumerate(optimizers):
             zero.refuse_unsupported(i, optimizer, self.places.stage_ranks)
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if id(p) not in self.names:
-                        raise ValueError(
-                            f"optimizer {i} has a parameter of shape {tuple(p.shape)} that is not in the model: "
-                            "build the optimizer after fully_shard, from model.parameters()"
-                        )
+                        raise ValueError(self._foreign(i, p))
 
     def capture(self, *, documents: bool = True) -> Captured:
         """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
         found = Captured()
         self.reshard()
+        self._refuse_late()
         if documents:
             found.aliases, found.trainable = aliases(self.model, self.stage), self._trainable()
             found.gradient_buckets = self.buckets.names()
@@ -126,14 +126,54 @@ class State:
         if any(map(zero.is_partitioned, self.optimizers)):
             found.moments = [self._slots(i, o) for i, o in enumerate(self.optimizers)]
         for key, obj in self.extra.items():
-            found.extra[key] = self._flatten(obj.state_dict(), f"extra/{key}", found.pieces)
+            found.extra[key] = self._extra(key, obj.state_dict(), found.pieces)
         return found
+
+    def _foreign(self, i: int, parameter: torch.Tensor) -> str:
+        """Why an optimizer may have a parameter that the model has not, and what to do."""
+        known = list(self.model.parameters())
+        tied = [p for p in _tied(self.model).values() if p[0].shape == parameter.shape]
+        why = (
+            "it was replaced since, or is another model's: build the optimizer last, from model.parameters()"
+        )
+        if any(isinstance(p, DTensor) for p in known) and not isinstance(parameter, DTensor):
+            why = "build the optimizer after fully_shard, from model.parameters()"
+        elif tied:
+            why = (
+                f"{' and '.join(tied[0][1])} were tied after the optimizer was built: tie weights before that"
+            )
+        return (
+            f"optimizer {i} has a parameter of shape {tuple(parameter.shape)} that is not in the model: {why}"
+        )
+
+    def _refuse_late(self) -> None:
+        """Raises ValueError for a model that was changed since the session began: it would save and not resume."""
+        tied = aliases(self.model, self.stage)
+        if tied != self._tied:
+            late = [names for names in tied if names not in self._tied]
+            what = (
+                f"{' and '.join(late[0])} were tied" if late else f"{' and '.join(self._tied[0])} were untied"
+            )
+            raise ValueError(
+                f"{what} after the session had begun, so that no resume would find the model as it was saved: do that "
+                "before the optimizer is built and before Session.from_env, in every attempt"
+            )
+        now = {self.stage.name(plain(name)): p for name, p in self.model.named_parameters()}
+        before = set(self.names.values())
+        for name, parameter in now.items():
+            if name not in before:
+                raise ValueError(_came_late(f"parameter {name}", parameter))
+        if gone := sorted(before - now.keys()):
+            raise ValueError(
+                f"parameter {gone[0]} was taken out of the model after the session had begun, so that no resume would "
+                "fit what is saved: do that before Session.from_env, in every attempt"
+            )
 
     def put_extra(self, captured: Captured, key: str, state: Any) -> None:
         """Let `captured` hold `state` of an extra object instead of what it is now."""
-        path = f"extra/{key}"
+        path = below("extra", key)
         captured.pieces = [p for p in captured.pieces if not f"{p.entry.name}/".startswith(f"{path}/")]
-        captured.extra[key] = self._flatten(state, path, captured.pieces)
+        captured.extra[key] = self._extra(key, state, captured.pieces)
 
     def reshard(self) -> None:
         """After a forward without a backward (an evaluation, a DPO reference), FSDP2 leaves whole parameters in place
@@ -190,10 +230,7 @@ class State:
         """Raises ValueError for one that came after the session had begun: no checkpoint would know of it."""
         name = self.names.get(id(parameter))
         if name is None:
-            raise ValueError(
-                f"a parameter of shape {tuple(parameter.shape)} was not in the model when the session began: add "
-                "layers and parameter groups before Session.from_env, in every attempt"
-            )
+            raise ValueError(_came_late("a parameter", parameter))
         return name
 
     def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
@@ -248,19 +285,16 @@ class State:
             for group in optimizer.param_groups
         ]
 
-    def _flatten(self, value: Any, path: str, pieces: list[Piece]) -> Any:
-        """Tagged JSON of a state dict in which tensors are references to pieces."""
-        if isinstance(value, torch.Tensor) and (isinstance(value, DTensor) or value.numel() > 1):
-            pieces.append(self.piece(path, value))
-            return {"$stored": path}
-        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {
-                "$ordered": [[key, self._flatten(v, f"{path}/{key}", pieces)] for key, v in value.items()]
-            }
-        if isinstance(value, list | tuple):
-            items = [self._flatten(v, f"{path}/{i}", pieces) for i, v in enumerate(value)]
-            return {"$tuple": items} if isinstance(value, tuple) else items
-        return tagged.encode(value, path)
+    def _extra(self, key: str, state: Any, pieces: list[Piece]) -> Any:
+        """Tagged JSON of an extra object's `state`, its tensors among `pieces`."""
+        return flatten(state, below("extra", key), lambda path, t: pieces.append(self.piece(path, t)))
+
+
+def _came_late(what: str, parameter: torch.Tensor) -> str:
+    return (
+        f"{what} of shape {tuple(parameter.shape)} was not in the model when the session began: add layers and "
+        "parameter groups before Session.from_env, in every attempt"
+    )
 
 
 def _refuse_per_rank(path: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
@@ -319,7 +353,12 @@ def parameter_names(model: nn.Module, stage: Stage | None = None) -> dict[int, s
 def aliases(model: nn.Module, stage: Stage | None = None) -> list[list[str]]:
     """Names of tied parameters, each list starting with the one that is stored."""
     stage = stage or Stage()
-    tied: dict[int, list[str]] = {}
+    return [[stage.name(name) for name in names] for _, names in _tied(model).values()]
+
+
+def _tied(model: nn.Module) -> dict[int, tuple[nn.Parameter, list[str]]]:
+    """Parameters that have several names, with those, by id."""
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(parameter), []).append(stage.name(plain(name)))
-    return [names for names in tied.values() if len(names) > 1]
+        found.setdefault(id(parameter), (parameter, []))[1].append(plain(name))
+    return {key: tied for key, tied in found.items() if len(tied[1]) > 1}

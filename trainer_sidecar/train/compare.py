@@ -71,7 +71,10 @@ def optimizer_differences(saved: HasOptimizers, now: HasOptimizers) -> list[str]
 
 def _group_differences(i: int, old: list[Any], new: list[Any]) -> list[str]:
     if len(old) != len(new):
-        return [f"groups of optimizer {i}: {len(old)} in the checkpoint, {len(new)} in this run"]
+        return [
+            f"groups of optimizer {i}: {len(old)} in the checkpoint, {len(new)} in this run: make the groups of the "
+            "checkpoint (add_param_group) before Session.from_env, in every attempt, also those that it got later"
+        ]
     stored = {tuple(g["params"]): g for g in old}
     found = []
     orders = [[tuple(g["params"]) for g in groups] for groups in (old, new)]

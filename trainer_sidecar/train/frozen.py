@@ -5,8 +5,9 @@ sidecar keeps it as `frozen/<sha256>`; every save's part refers to it. After a r
 checkpoint are taken over, on any topology, so the base is not even read again. Reading and writing happen in the
 background of a save: frozen weights may be read while training goes on, since nothing writes them.
 
-A weight that was changed after all (adapters merged into the base) is noticed when the save begins, and kept anew. One
-that is changed while it is being read fails the save: what was read belongs to no step.
+A weight that was changed after all (adapters merged into the base, one element written through `.data`) is noticed
+when the very save begins, since all bytes are looked at, and kept anew. One that is changed while it is being read
+fails the save: what was read belongs to no step.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import FrozenFile, FrozenObject, Slices, Tensors
 from trainer_sidecar.train import state_digest
 from trainer_sidecar.train.capture import Captured
+from trainer_sidecar.train.checksum import checksums
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import STORE_AWAY, StagingFailed
@@ -31,8 +33,6 @@ from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import allocate, as_bytes, open_to_all, sources_of
 
 _POLL_SECONDS = 0.1
-_SAMPLES = 3
-"""Strides in each dimension of a frozen tensor whose elements are looked at when a save begins."""
 MIN_BYTES = 1024 * 1024
 """Of all frozen weights together; less is saved with the rest, since a reference costs objects and round trips."""
 
@@ -50,18 +50,16 @@ def split(captured: Captured) -> tuple[Captured, Captured]:
 
 @dataclass(frozen=True)
 class Look:
-    """Frozen weights at one moment, cheaply: counts of writes in place, and the bytes of a few elements of each tensor.
+    """Frozen weights at one moment: a checksum of each tensor's bytes.
 
-    Writes through `.data` (as peft merges adapters) are not counted by torch, so the elements are needed as well.
+    All of them: writes through `.data` (as peft merges adapters) are not counted by torch, and may be sparse.
     """
 
-    versions: tuple[int, ...] = ()
-    samples: tuple[bytes, ...] = ()
+    sums: tuple[int, ...] = ()
 
     def changed(self, other: Look) -> list[int]:
         """Numbers of the tensors that differ."""
-        pairs = zip(self.versions, self.samples, other.versions, other.samples, strict=True)
-        return [i for i, (v, s, w, t) in enumerate(pairs) if (v, s) != (w, t)]
+        return [i for i, (a, b) in enumerate(zip(self.sums, other.sums, strict=True)) if a != b]
 
 
 @dataclass
@@ -208,29 +206,9 @@ def _file(kept: FrozenObject, tensors: Tensors, slices: Slices) -> FrozenFile:
     )
 
 
-@torch.no_grad()
 def look(captured: Captured) -> Look:
-    """Microseconds for each tensor, one copy to the host for each device."""
-    locals_ = [p.local for p in captured.pieces]
-    return Look(tuple(_version(t) for t in locals_), tuple(_samples(locals_)))
-
-
-def _samples(tensors: list[torch.Tensor]) -> list[bytes]:
-    picked = [_pick(t).contiguous().view(-1).view(torch.uint8) for t in tensors]
-    found: dict[torch.device, memoryview] = {}
-    for device in {p.device for p in picked}:
-        found[device] = torch.cat([p for p in picked if p.device == device]).cpu().numpy().data
-    samples = []
-    for p in picked:
-        samples.append(bytes(found[p.device][: p.numel()]))
-        found[p.device] = found[p.device][p.numel() :]
-    return samples
-
-
-def _pick(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.ndim == 0:
-        return tensor.reshape(1)
-    return tensor[tuple(slice(None, None, max(1, size // _SAMPLES)) for size in tensor.shape)]
+    """Waits for each device once; see `checksum` for what it costs."""
+    return Look(checksums([p.local for p in captured.pieces]))
 
 
 def _refuse_changed(captured: Captured, seen: Look) -> None:
@@ -241,8 +219,3 @@ def _refuse_changed(captured: Captured, seen: Look) -> None:
             f"{len(changed)} frozen weights were written to while they were being kept, {names} among them: the next "
             "save keeps them as they are then"
         )
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Counts writes in place; tensors made under inference mode do not."""
-    return -1 if tensor.is_inference() else tensor._version

@@ -110,7 +110,8 @@ class Gradients:
         return any(getattr(g, "gradient_divide_factor", None) is not None for g in self._groups())
 
     def unsavable(self, reducing: bool) -> str:
-        """Why the gradients cannot be saved as they are now, in words; empty when they can. The same on all ranks."""
+        """Why the gradients cannot be saved as they are now, in words; empty when they can. Ranks may differ: a
+        gradient that this one does not have is not looked at."""
         if self._state.places.stages > 1:
             return "every pipeline stage has gradients of its own"
         if any(getattr(g, "_partial_reduce_output", None) is not None for g in self._groups()):

@@ -91,60 +91,9 @@ def _target(
     )
 
 
-_ELSEWHERE = object()
-"""A tensor that another pipeline stage has."""
-
-
-def extra_targets(document: Any, current: dict[str, torch.Tensor]) -> Any:
-    """The saved state dict of an extra object, its tensors replaced by fresh ones like the `current` ones.
-
-    Entries of dicts that belong to another pipeline stage are left out. Raises ValueError for those of a list.
-    """
-    found = _extra(document, current)
-    return {} if found is _ELSEWHERE else found
-
-
-def _extra(document: Any, current: dict[str, torch.Tensor]) -> Any:
-    if isinstance(document, dict) and len(document) == 1:
-        ((tag, body),) = document.items()
-        if tag == "$stored":
-            return torch.empty_like(current[body], requires_grad=False) if body in current else _ELSEWHERE
-        if tag == "$ordered":
-            pairs = [(key, _extra(value, current)) for key, value in body]
-            here = {key: value for key, value in pairs if value is not _ELSEWHERE}
-            return here if here or not pairs else _ELSEWHERE
-        if tag == "$tuple":
-            return _items(body, current, tuple)
-    if isinstance(document, list):
-        return _items(document, current, list)
-    return tagged.decode(document)
-
-
-def _items(body: list[Any], current: dict[str, torch.Tensor], kind: type) -> Any:
-    items = [_extra(item, current) for item in body]
-    away = [item is _ELSEWHERE for item in items]
-    if any(away) and not all(away):
-        raise ValueError(
-            "a list in the state of an extra object holds tensors of several pipeline stages: use a dict by parameter"
-        )
-    return _ELSEWHERE if any(away) else kind(items)
-
-
 @torch.no_grad()
 def poison(tensors: list[torch.Tensor]) -> None:
     """NaN into every float, so that an element that is not loaded cannot pass unseen (datapath T18)."""
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(float("nan"))
-
-
-def collect(target: Any, path: str, into: dict[str, torch.Tensor]) -> None:
-    """Local tensors of an `extra_targets` result by the name under which they are stored."""
-    if isinstance(target, torch.Tensor):
-        into[path] = target._local_tensor if isinstance(target, DTensor) else target
-    elif isinstance(target, dict):
-        for key, value in target.items():
-            collect(value, f"{path}/{key}", into)
-    elif isinstance(target, list | tuple):
-        for i, value in enumerate(target):
-            collect(value, f"{path}/{i}", into)

@@ -7,6 +7,7 @@ have the module, since one of them writes it.
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,7 @@ def copied(state: Any) -> Any:
     """A state dict that no forward pass changes any more."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
-    if isinstance(state, dict):
+    if type(state) in (dict, collections.OrderedDict):
         return type(state)((key, copied(value)) for key, value in state.items())
     if type(state) in (list, tuple):
         return type(state)(map(copied, state))

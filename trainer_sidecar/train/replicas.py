@@ -2,11 +2,14 @@
 
 At an attempt's first save and at every tenth, each rank digests what it shares with other ranks, as it is in that very
 step, and puts the digests into its part; the merge compares them and refuses the save with the item's name. Buffers
-under DDP are rank 0's by DDP's own rule (it broadcasts them before each forward) and are not compared.
+under DDP are rank 0's by DDP's own rule (it broadcasts them before each forward) and are not compared. Of extra
+objects, what is no tensor is compared as well.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 
@@ -48,6 +51,16 @@ def digests(captured: Captured, rank: int) -> dict[str, str]:
         name = f"{piece.entry.name} (shard {shard})" if shard else piece.entry.name
         found[name] = to_hex(shard_digest(piece, rank))
     return found
+
+
+def documents(captured: Captured, stage: str) -> dict[str, str]:
+    """Digest by name of what extra objects hold beside tensors; `stage` tells pipeline stages apart."""
+    return {
+        f"extra object {key!r}{stage} (numbers, text, structure; what differs by rank belongs into per_rank=)": (
+            hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        )
+        for key, document in captured.extra.items()
+    }
 
 
 def shard_digest(piece: Piece, rank: int) -> int:

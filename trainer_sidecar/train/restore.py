@@ -20,6 +20,7 @@ from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.train import (
     compare,
+    extra_state,
     fingerprint_policy,
     materialise,
     rng,
@@ -38,6 +39,7 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
 from trainer_sidecar.train.frozen import references, split
 from trainer_sidecar.train.kept_settings import kept_settings
+from trainer_sidecar.train.left import Left
 from trainer_sidecar.train.ownership import Planner, make_plan
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 from trainer_sidecar.train.whole import Whole, whole
@@ -77,7 +79,7 @@ class Resumed:
     report: ResumeReport
     witness: Witness | None
     saved_epoch: int
-    random: rng.Kept
+    left: Left
     frozen: Inherited | None
     """None when the checkpoint holds other frozen weights than this run has."""
     loss_spread: float = 0.0
@@ -122,9 +124,9 @@ class Restorer:
             raise ResumeRefused(
                 [f"check {c.name!r} failed: expected {c.expected}, found {c.found}" for c in failed]
             )
-        kept = rng.Kept.now(self.env.device)
+        left = Left.now(self.state, self.env.device)
         spread = opened.manifest.training_state.statistics.get("lossStd", 0.0)
-        return Resumed(report, opened.witness, opened.manifest.epoch, kept, self._inherited, spread)
+        return Resumed(report, opened.witness, opened.manifest.epoch, left, self._inherited, spread)
 
     def _timed(self, phase: str, action: Callable[[], Any]) -> Any:
         begin = time.monotonic()
@@ -226,7 +228,7 @@ class Restorer:
         except ValueError as error:
             raise ResumeRefused([str(error)]) from error
         self._captured.pieces += self._taken.pieces
-        targets = {k: materialise.extra_targets(doc, current) for k, doc in (saved.extra or {}).items()}
+        targets = {k: extra_state.targets(doc, current) for k, doc in (saved.extra or {}).items()}
         self._redirect(targets, self._captured)
         return targets
 
@@ -234,7 +236,7 @@ class Restorer:
         """Load tensors of extra objects into the fresh targets: their state_dict() may hand out copies."""
         fresh: dict[str, torch.Tensor] = {}
         for key, target in targets.items():
-            materialise.collect(target, f"extra/{key}", fresh)
+            extra_state.collect(target, extra_state.below("extra", key), fresh)
         for piece in captured.pieces:
             if piece.entry.name in fresh:
                 piece.local = fresh[piece.entry.name]

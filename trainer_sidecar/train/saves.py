@@ -140,6 +140,7 @@ class Saves:
         seal = self._stage(save, captured, content)
         if seal is not None and save.compares and self._env.world_size > 1:
             shared = replicas.digests(captured, self._env.rank)
+            shared.update(replicas.documents(captured, self._stage_name))
             seal = seal[0].model_copy(update={"replica_digests": shared}), seal[1]
         save.thread = threading.Thread(
             target=self._background,
@@ -149,6 +150,11 @@ class Saves:
         )
         save.thread.start()
         return save
+
+    @property
+    def _stage_name(self) -> str:
+        stages = self._env.plan.topology.mesh.pp
+        return f" of stage {self._env.rank * stages // self._env.world_size}" if stages > 1 else ""
 
     def _stage(
         self, save: InFlight, captured: Captured, content: Content

@@ -15,7 +15,6 @@ with Session.from_env(model=model, optimizer=opt, scheduler=sched, data=data, to
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +23,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
-from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.report import ResumeReport
-from trainer_sidecar.train import environment, rng, scalars
+from trainer_sidecar.train import environment, refusal, scalars
 from trainer_sidecar.train.accumulation import Accumulation
 from trainer_sidecar.train.agreement import Agreement, Values
 from trainer_sidecar.train.aside import aside
@@ -41,11 +39,13 @@ from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.handed import Handed
 from trainer_sidecar.train.ledger import Ledger
+from trainer_sidecar.train.left import Left
 from trainer_sidecar.train.loading import OrderedBatches
 from trainer_sidecar.train.ordering import end_of, order_of, per_rank_of
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.policy import SavePolicy
+from trainer_sidecar.train.progress_reports import ProgressReports
 from trainer_sidecar.train.restore import Clockwork, Restorer
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
@@ -54,7 +54,6 @@ from trainer_sidecar.train.stage_names import meet_stages
 from trainer_sidecar.train.window import Window
 
 log = logging.getLogger("rtj.train")
-_REPORT_SECONDS = 0.5
 
 
 class Session:
@@ -64,6 +63,7 @@ class Session:
         self, env: Environment, state: State, clockwork: Clockwork, cursor: Cursor, feed: Feed
     ) -> None:
         environment.claim(env)
+        refusal.tell_once(env.rank)
         self._env, self._state, self._cursor, self._feed = env, state, cursor, feed
         plan = env.plan
         self._outcome = OutcomeFile(env.outcome_dir, plan, env.rank)
@@ -75,7 +75,7 @@ class Session:
             meet_stages(self._agreement, state, fresh=plan.restore is None)
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
-            self._random: rng.Kept | None = None
+            self._left: Left | None = None
             frozen = FrozenWeights(env)
             self._accumulation = Accumulation(env, state, cursor, loader_state=bool(clockwork.per_rank))
             if plan.restore is not None:
@@ -84,7 +84,7 @@ class Session:
                 )
                 resumed = restorer.restore(plan.restore)
                 self._evidence.resumed(resumed)
-                self._random = resumed.random
+                self._left = resumed.left
                 kept = resumed.frozen
                 if kept is not None and plan.restore.source is None:  # a fork keeps them in its own run
                     frozen.inherit(kept.names, kept.digest, kept.files if env.rank == 0 else [])
@@ -99,9 +99,8 @@ class Session:
             self._due, self._handed = True, Handed()
             self._rates = self._current_rates()
             self._first_step_done = False
-            self._step_seconds: float | None = None
-            self._last_report = self._step_began = time.monotonic()
-            self._report("Restored")
+            self._reports = ProgressReports(env, cursor, self._evidence)
+            self._reports.tell("Restored")
         except BaseException as error:
             environment.disclaim()
             self._outcome.failed(error, cursor.step)
@@ -237,7 +236,7 @@ class Session:
         fetched = self._feed.opened(loader)
         while not self.should_stop:
             step, micro = self.step, self._window.micro
-            self._check_random(seen=True)
+            self._check_left(fed=True)
             self._accumulation.note_start()
             batch = self._feed.take(self._cursor, self._window, fetched)
             self._launch_due()
@@ -261,11 +260,11 @@ class Session:
             )
         return aside(items, self._agreement, self._policy.ordered, self._policy.leave, self._env.device)
 
-    def _check_random(self, *, seen: bool) -> None:
-        """Before the first batch: the generators are as the restore left them, whatever the script did since."""
-        kept, self._random = self._random, None
-        if kept is not None:
-            self._evidence.add(kept.check() if seen else kept.unseen())
+    def _check_left(self, *, fed: bool) -> None:
+        """Before the first batch: the state is as the restore left it, whatever the script did since."""
+        left, self._left = self._left, None
+        for check in left.check(self._state, fed=fed) if left is not None else ():
+            self._evidence.add(check)
 
     def micro_end(self, loss: Number = None, weight: Number = None) -> bool:
         """End of a micro step's backward. True while the accumulation window is open: go on with the next batch.
@@ -292,7 +291,7 @@ class Session:
                 f"step_end() after micro step {self._window.micro + 1} of {self.accumulation}: call micro_end() first"
             )
         fed = self._handed.close("step_end", self.step + 1)
-        self._check_random(seen=False)
+        self._check_left(fed=False)
         self._count(self._window.loss if loss is None else loss, grad_norm)
         self._policy.decide(self._hear())
         self._due = True
@@ -323,8 +322,7 @@ class Session:
 
     def _count(self, loss: Number, grad_norm: Number) -> None:
         """Count the step and write the ledger line, before any save of it."""
-        now = time.monotonic()
-        self._step_seconds, self._step_began = now - self._step_began, now
+        self._reports.step_ended()
         self._evidence.batch(self.step + 1, self._cursor.batch_digest())
         consumed = self._ledger.consumed(self._cursor, self._accumulation.next_window().ids)
         self._cursor.advance()
@@ -377,7 +375,7 @@ class Session:
             return
         self._hear()
         self._policy.save_at_the_end()
-        self._report("")
+        self._reports.tell("")
         self._agreement.barrier()
         kind = OutcomeKind.SAVED_AND_STOPPED if self._policy.stopped else OutcomeKind.FINISHED
         self._outcome.write(kind, self.step, self._policy.ended)
@@ -386,19 +384,7 @@ class Session:
     def _tell_progress(self) -> None:
         if not self._first_step_done:
             self._first_step_done = True
-            self._report("FirstStep")
+            self._reports.tell("FirstStep")
             self._saves.reserve(self._state.capture(documents=False))
-        elif time.monotonic() - self._last_report >= _REPORT_SECONDS:
-            self._report("")
-
-    def _report(self, phase: str) -> None:
-        self._last_report = time.monotonic()
-        place = {
-            "rank": self._env.rank,
-            "step": self.step,
-            "epoch": self._cursor.epoch,
-            "samples": self.samples,
-        }
-        numbers = {"loss": self._evidence.loss, "grad_norm": self._evidence.grad_norm}
-        seconds = {"step_seconds": self._step_seconds, "phase": phase}
-        self._env.client.tell(m.ReportProgress.model_validate({**place, **numbers, **seconds}))
+        else:
+            self._reports.now_and_then()

@@ -22,6 +22,7 @@ def encode(value: Any, path: str = "state") -> Any:
     """JSON-ready form of `value`. Raises TypeError naming path and class of what cannot be represented."""
     if value is None or isinstance(value, bool | str):
         return value
+    _refuse_variants(value, path)
     for classes, function in _ENCODERS:
         if isinstance(value, classes):
             return function(value, path)
@@ -29,6 +30,16 @@ def encode(value: Any, path: str = "state") -> Any:
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved without pickle: "
         "give the object a state_dict() of numbers, strings, lists, tuples, dicts and tensors"
     )
+
+
+def _refuse_variants(value: Any, path: str) -> None:
+    """A namedtuple or defaultdict would come back as a tuple or dict, and break what uses it long after."""
+    plain = next((c for c in (dict, list, tuple) if isinstance(value, c)), None)
+    if plain is not None and type(value) not in _CONTAINERS:
+        raise TypeError(
+            f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which would come back as a plain "
+            f"{plain.__name__}: let state_dict() give {plain.__name__}(...) and load_state_dict() make it again"
+        )
 
 
 def decode(value: Any) -> Any:
@@ -110,11 +121,14 @@ def _as_dict(body: Any) -> dict[Any, Any]:
     return {decode(key): decode(item) for key, item in body}
 
 
+_CONTAINERS = (dict, list, tuple, collections.OrderedDict, collections.Counter, torch.Size)
+"""Those that come back as they were."""
 _ENCODERS: list[tuple[Any, Any]] = [
     (np.generic, _scalar),
     (int, lambda v, _: v),
     (float, _float),
     (complex, lambda v, p: {"$complex": [_float(v.real, p), _float(v.imag, p)]}),
+    (torch.Size, lambda v, p: {"$size": _items(v, p)}),
     (tuple, lambda v, p: {"$tuple": _items(v, p)}),
     (list, _items),
     (collections.Counter, lambda v, p: {"$counter": _pairs(v, p)}),
@@ -130,6 +144,7 @@ _DECODERS: dict[str, Any] = {
     "$float": float,
     "$complex": lambda b: complex(decode(b[0]), decode(b[1])),
     "$tuple": lambda b: tuple(decode(item) for item in b),
+    "$size": torch.Size,
     "$counter": lambda b: collections.Counter(_as_dict(b)),
     "$ordered": lambda b: collections.OrderedDict(_as_dict(b)),
     "$dict": _as_dict,
