@@ -47,7 +47,7 @@ class Runs:
             asked = next(c for c in saved if c.reason in (SaveReason.REQUEST, SaveReason.ORDER))
             where = self.world.journal.history.restore_point_of(asked.checkpoint_id)
         plan = self.world.attempt(
-            topology(ranks, batch, tp=2 if kind == "tp" else 1), where, checkpoint=policy
+            topology(ranks, batch, tp=2 if kind in ("tp", "uneven") else 1), where, checkpoint=policy
         )
         codes = self.ranks.run(self.world, plan, "window.py", KIND=kind, **env)
         assert codes == [0] * ranks, tail(self.world, plan)
@@ -112,6 +112,16 @@ def test_fully_sharded_tensor_parallel_layers_keep_their_unreduced_gradients(
     _, same = runs.run("tp", 4, mode, saved)
     assert same[0]["began"] == [1, 2]
     assert [rank["parameters"] for rank in same] == [rank["parameters"] for rank in kept]
+
+
+def test_ranks_of_which_only_some_see_why_gradients_cannot_be_saved_wait_for_the_window_together(
+    runs: Runs,
+) -> None:
+    """Else one half of them would save and wait for the other half for ever."""
+    saved, ended = runs.run("uneven", 4, RAW, STEPS="2", **AT)
+    asked = next(c for c in runs.world.commits() if (c.epoch, c.reason) == (saved.epoch, SaveReason.REQUEST))
+    assert asked.step == 2
+    assert [list(rank["losses"]) for rank in ended] == [["1", "2"]] * 4
 
 
 def test_an_order_in_a_window_that_outlasts_the_grace_saves_its_start_on_every_rank(runs: Runs) -> None:

@@ -48,10 +48,10 @@ class Left:
             names = ", ".join(sorted(changed)[:_SHOWN])
             raise ResumeRefused(
                 [
-                    f"the state was changed after the session had restored it, {len(changed)} of {len(self.sums)} tensors, "
-                    f"{names} among them: load pretrained weights and optimizer states before Session.from_env, or only where "
-                    "session.resume is None; what shall change them in training belongs into the loop. The checkpoint "
-                    "is not at fault"
+                    f"the state was changed after the session had restored it, {len(changed)} of {len(self.sums)} "
+                    f"tensors, {names} among them: load pretrained weights and optimizer states before "
+                    "Session.from_env, or only where session.resume is None; what shall change them in training "
+                    "belongs into the loop. The checkpoint is not at fault"
                 ]
             )
         detail = f"{len(found)} parameters and moments are as the restore left them"

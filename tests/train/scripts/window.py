@@ -1,6 +1,7 @@
 """Gradient accumulation without sync: DDP with token-normalised sums, FSDP2 with means; a save is asked for inside.
 
-`KIND` ddp, fsdp, hsdp or tp. The save is requested (`ORDERED`: the order to save and exit comes) in the window after
+`KIND` ddp, fsdp, hsdp, tp, or uneven: tensor parallel shards of two sizes, which dp rank 1 uses in the last micro step
+of a window only. The save is requested (`ORDERED`: the order to save and exit comes) in the window after
 step `ASK_STEP`, at micro step `ASK_MICRO`. Writes `<TINY_OUT>/window-e<epoch>-r<rank>.json`: whole parameters, losses,
 the micro step that it began at.
 """
@@ -28,6 +29,14 @@ SYNC = bool(os.environ.get("SYNC"))
 ASK = int(os.environ.get("ASK_STEP", "-1")), int(os.environ.get("ASK_MICRO", "-1"))
 
 
+class Sometimes(nn.Sequential):
+    used = True
+
+    def forward(self, x):
+        x = self[0](x)
+        return self[2](self[1](x if self.used else x.detach()))
+
+
 class Data:
     """Samples with 1 to 5 tokens that count."""
 
@@ -44,11 +53,15 @@ def main() -> None:
     env = environment.join()
     dp = mesh.size()
     torch.manual_seed(0)
-    inner = model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    if KIND == "tp":
+    width = 7 if KIND == "uneven" else 8
+    inner = model = Sometimes(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
+    if KIND in ("tp", "uneven"):
         parallelize_module(inner, mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate())})
     if KIND in ("fsdp", "tp"):
         fully_shard(inner[0], mesh=mesh["dp"])
+        fully_shard(inner, mesh=mesh["dp"])
+    elif KIND == "uneven":
+        fully_shard(inner[0], mesh=mesh["dp"], reshard_after_forward=False)
         fully_shard(inner, mesh=mesh["dp"])
     elif KIND == "hsdp":
         both = init_device_mesh("cpu", (2, dp // 2), mesh_dim_names=("replicate", "shard"))
@@ -56,7 +69,7 @@ def main() -> None:
         fully_shard(inner, mesh=both)
     else:
         model = DistributedDataParallel(inner)
-    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02, foreach=KIND != "tp")
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.02, foreach=KIND not in ("tp", "uneven"))
     losses, began, total = {}, None, 0.0
     with Session.from_env(
         model=model, optimizer=optimizer, data=Data(), total_steps=STEPS, seed=3, device="cpu"
@@ -64,6 +77,7 @@ def main() -> None:
         for x, y, tokens in s.batches():
             began = (s.step, s.micro) if began is None else began
             last = s.is_last_micro
+            inner.used = last or KIND != "uneven" or env.dp_rank == 0
             if KIND != "ddp":
                 model.set_requires_gradient_sync(last or SYNC)
             quiet = model.no_sync() if KIND == "ddp" and not last else contextlib.nullcontext()
