@@ -107,6 +107,25 @@ def test_lengths_may_be_a_function_or_be_measured_and_wrong_ones_are_named() -> 
         made(Packed(data, 4, lengths=[3, 5, 2], split=False)).items(0, 5)
 
 
+def test_lengths_of_a_mixture_go_by_dataset_and_what_does_not_fit_is_refused_at_once() -> None:
+    data = {"web": documents([3, 5, 2]), "code": documents([4, 1])}
+    mixture = Mixture(data, {"web": 2, "code": 1})
+    measured = made(Packed(mixture, 4)).items(0, 12)
+    assert made(Packed(mixture, 4, lengths={"web": [3, 5, 2], "code": [4, 1]})).items(0, 12) == measured
+    for lengths, message in [
+        (
+            [3, 5, 2, 4, 1],
+            "one array given, give an array for each of code, web, as in lengths={'code': ...}",
+        ),
+        ({"web": [3, 5, 2]}, r"names \['web'\] given"),
+        ({"web": [3, 5, 2], "code": [4]}, r"lengths of code have shape \(1,\), its documents are 2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Packed(mixture, 4, lengths=lengths)
+    with pytest.raises(ValueError, match=r"lengths of the data have shape \(2,\), its documents are 3"):
+        Packed(data["web"], 4, lengths=[3, 5])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -27,7 +27,7 @@ ALGORITHM = "rtj-mixture-1"
 INDEX_BITS = 48
 LONGEST_ROUND = 65_536
 _AHEAD = 4096
-_MASK = (1 << INDEX_BITS) - 1
+INDEX_MASK = (1 << INDEX_BITS) - 1
 
 
 class Mixture:
@@ -52,21 +52,21 @@ class Mixture:
 
     def __getitem__(self, sample: int) -> Any:
         """The sample of an id."""
-        return self.datasets[sample >> INDEX_BITS][sample & _MASK]
+        return self.datasets[sample >> INDEX_BITS][sample & INDEX_MASK]
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """The samples of these ids; each dataset is asked once, by its own `__getitems__` where it has one."""
         found: dict[int, Any] = {}
         for number, dataset in enumerate(self.datasets):
             mine = [s for s in samples if s >> INDEX_BITS == number]
-            indices = [s & _MASK for s in mine]
+            indices = [s & INDEX_MASK for s in mine]
             many = getattr(dataset, "__getitems__", None)
             found.update(zip(mine, many(indices) if many else [dataset[i] for i in indices], strict=True))
         return [found[s] for s in samples]
 
     def named(self, sample: int) -> tuple[str, int]:
         """Dataset and index of an id."""
-        return self.names[sample >> INDEX_BITS], sample & _MASK
+        return self.names[sample >> INDEX_BITS], sample & INDEX_MASK
 
 
 def _integers(weights: Mapping[str, float | int | Fraction]) -> list[int]:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer_sidecar.train.mixture import INDEX_BITS, INDEX_MASK, Mixture
 from trainer_sidecar.train.order import Order
 
 ALGORITHM = "rtj-pack-1"
@@ -35,13 +36,18 @@ Piece = tuple[int, int, int]
 """Document, first token, end: tokens [first, end) of it."""
 
 
+Lengths = Sequence[int] | np.ndarray | Callable[[np.ndarray], np.ndarray]
+"""Tokens of documents: by index, or as a function of an int64 array of ids."""
+
+
 class Packed:
     """Give it to `Session.from_env(data=…)`; a sample is then a dict of two int64 tensors of `length` elements:
     `input_ids`, and `segments`, the number of the document within the sequence (-1: padding), to mask attention with.
 
     `documents` is a map-style dataset of token sequences, or a `Mixture` of such. `lengths` are their tokens:
-    an array by index, or a function from an int64 array of ids to one of lengths; without it every rank reads every
-    document of the global batch only to measure it. Raises ValueError for a length below 1.
+    an array by index (of a `Mixture`: by dataset, `{name: array}`), or a function from an int64 array of ids to one of
+    lengths; without it every rank reads every document of the global batch only to measure it. Raises ValueError for a
+    length below 1, and for `lengths` that do not fit the documents.
     """
 
     def __init__(
@@ -49,22 +55,20 @@ class Packed:
         documents: Any,
         length: int,
         *,
-        lengths: Sequence[int] | np.ndarray | Callable[[np.ndarray], np.ndarray] | None = None,
+        lengths: Lengths | Mapping[str, Sequence[int] | np.ndarray] | None = None,
         split: bool = True,
         padding: int = 0,
     ) -> None:
         if length < 1:
             raise ValueError(f"packed sequences of {length} tokens: at least 1 is needed")
         self.documents, self.length, self.split, self.padding = documents, length, split, padding
-        self._lengths = lengths if lengths is None or callable(lengths) else np.asarray(lengths)
+        self._lengths = lengths if lengths is None or callable(lengths) else _by_id(documents, lengths)
 
     def lengths(self, ids: np.ndarray) -> np.ndarray:
         """Tokens of these documents, int64. Raises ValueError when one is negative, or longer than a sequence that
         takes whole documents."""
-        if callable(self._lengths):
+        if self._lengths is not None:
             found = np.asarray(self._lengths(ids), dtype=np.int64)
-        elif self._lengths is not None:
-            found = self._lengths[ids].astype(np.int64)
         else:
             found = np.array([len(self.documents[i]) for i in ids.tolist()], dtype=np.int64)
         wrong = np.flatnonzero((found < 0) | ((found > self.length) & (not self.split)))
@@ -94,6 +98,37 @@ class Packed:
             tokens[at : at + len(found)], segments[at : at + len(found)] = found, number
             at += len(found)
         return {"input_ids": tokens, "segments": segments}
+
+
+def _by_id(
+    documents: Any, lengths: Sequence[int] | np.ndarray | Mapping[str, Sequence[int] | np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Lengths as a function of ids. Raises ValueError when there is not one for each document."""
+    if not isinstance(documents, Mixture):
+        if isinstance(lengths, Mapping):
+            raise ValueError(
+                "lengths by name need a Mixture: give an array with one length for each document"
+            )
+        return _checked("the data", lengths, len(documents)).__getitem__
+    if not isinstance(lengths, Mapping) or lengths.keys() != set(documents.names):
+        found = f"names {sorted(lengths)}" if isinstance(lengths, Mapping) else "one array"
+        raise ValueError(
+            f"lengths of a Mixture go by dataset, an id is no index there: {found} given, give an array for each of "
+            f"{', '.join(documents.names)}, as in lengths={{{documents.names[0]!r}: ...}}, or a function of ids"
+        )
+    arrays = [_checked(n, lengths[n], s) for n, s in zip(documents.names, documents.sizes, strict=True)]
+    starts = np.cumsum([0, *documents.sizes[:-1]])
+    every = np.concatenate(arrays)
+    return lambda ids: every[starts[ids >> INDEX_BITS] + (ids & INDEX_MASK)]
+
+
+def _checked(name: str, lengths: Sequence[int] | np.ndarray, documents: int) -> np.ndarray:
+    found = np.asarray(lengths)
+    if found.shape != (documents,):
+        raise ValueError(
+            f"lengths of {name} have shape {found.shape}, its documents are {documents}: one length for each is needed"
+        )
+    return found
 
 
 @dataclass(frozen=True)
