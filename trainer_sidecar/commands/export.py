@@ -76,11 +76,16 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--parallel", type=positive, default=8, metavar="N", help="reads at once, 8 MiB each (default 8)"
     )
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.set_defaults(handler=_export)
 
 
 def _export(args: argparse.Namespace) -> int:
+    if args.all and args.strip:
+        raise ValueError(
+            f"--strip {args.strip} and --all exclude each other: with --all every name stays in full; leave one of "
+            "them out"
+        )
     if args.config is not None and not args.config.is_dir():
         raise ValueError(f"--config {args.config} is no folder")
     if args.to.exists() and (not args.to.is_dir() or any(args.to.iterdir())):

@@ -145,6 +145,11 @@ def _add_policy(group: "argparse._ArgumentGroup") -> None:
         metavar="S",
         help="seconds without a step (default 1800, 0: off)",
     )
+    group.add_argument(
+        "--again",
+        action="store_true",
+        help="start the script although the same command has finished this run before",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -203,6 +208,7 @@ def settings_of(args: argparse.Namespace) -> "RunSettings":
         status_port=args.status_port,
         ledger=args.ledger.absolute() if args.ledger else None,
         fork=_fork(args.resume_from),
+        again=args.again,
     )
     settings.keys  # noqa: B018  refuses a run id that cannot be part of a key
     return settings

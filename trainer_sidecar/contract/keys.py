@@ -67,6 +67,11 @@ class RunKeys:
         return f"{self.prefix}latest.json"
 
     @property
+    def finished(self) -> str:
+        """Which command has ended the run, and where; a hint of `rtj run`."""
+        return f"{self.prefix}finished.json"
+
+    @property
     def checkpoints_prefix(self) -> str:
         return f"{self.prefix}checkpoints/"
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from trainer_sidecar.contract.base import Document
+from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.outcome import Outcome
 from trainer_sidecar.contract.report import ResumeReport
 
@@ -53,6 +54,8 @@ class InFlightStatus(Document):
     uploaded: int
     of: int
     seconds: float
+    reason: SaveReason | None = None
+    """Why it was saved: ranks train on beside a save that was due, and wait for a last or an ordered one."""
 
 
 class ProgressStatus(Document):

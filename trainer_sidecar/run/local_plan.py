@@ -102,6 +102,8 @@ class RunSettings:
     ledger: Path | None = None
     fork: Fork | None = None
     """Where a run without attempts starts from."""
+    again: bool = False
+    """Start the script even where this very command has finished the run before."""
 
     @property
     def keys(self) -> RunKeys:

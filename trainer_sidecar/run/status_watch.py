@@ -7,10 +7,13 @@ import urllib.request
 
 from pydantic import ValidationError
 
+from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.status import SidecarStatus
 from trainer_sidecar.run.run_events import RunEvents
 
 INTERVAL_SECONDS = 0.5
+STANDS_STILL_SECONDS = 10.0
+"""Without a step while a save meets errors: the ranks have nothing left to train and wait for it."""
 _MAX_BYTES = 1 << 20
 
 
@@ -23,7 +26,7 @@ class StatusWatch:
         self._epoch = self._first_epoch = 0
         self._moved: tuple[int, float] | None = None
         self._told_commit = self._told_resume = ""
-        self._told_error = ""
+        self._told_error = self._told_waiting = ""
         self.status: SidecarStatus | None = None
 
     def new_attempt(self, epoch: int) -> None:
@@ -52,10 +55,14 @@ class StatusWatch:
         """The sidecar found a later attempt in the journal while it served `epoch`."""
         return self.status is not None and self.status.epoch == epoch and self.status.fenced
 
-    def joined(self, epoch: int) -> bool:
-        """Whether any rank of `epoch` has ever joined, asked now."""
+    def poll_now(self) -> None:
+        """Ask whatever the time: at an attempt's end, what happened in its last half second is told too."""
         self._next = 0.0
         self.poll()
+
+    def joined(self, epoch: int) -> bool:
+        """Whether any rank of `epoch` has ever joined, asked now."""
+        self.poll_now()
         return self.status is not None and self.status.epoch == epoch and bool(self.status.ranks)
 
     def sealed_save(self) -> bool:
@@ -81,10 +88,38 @@ class StatusWatch:
                     **commit.model_dump(by_alias=True),
                 )
         if status.store_error != self._told_error:
-            self._told_error = status.store_error
-            if status.store_error:
-                self._events.tell("StoreTrouble", f"the store: {status.store_error}; training goes on")
+            self._told_error, self._told_waiting = status.store_error, ""
+            if status.store_error and not self._waits(status):
+                sentence = (
+                    f"the store: {status.store_error}; training goes on, nothing is committed meanwhile"
+                )
+                self._events.tell("StoreTrouble", sentence)
+        if status.store_error and self._waits(status):
+            self._tell_waiting(status)
         self._tell_resume(status)
+
+    def _waits(self, status: SidecarStatus) -> bool:
+        """The ranks wait for the save: it is an ordered or the last one, or one before that."""
+        save = status.in_flight
+        if save is None or status.epoch != self._epoch:
+            return False
+        last = save.reason in (SaveReason.FINAL, SaveReason.ORDER)
+        return last or self.seconds_without_step(self._epoch) > STANDS_STILL_SECONDS
+
+    def _tell_waiting(self, status: SidecarStatus) -> None:
+        """Once for each save: what is at stake, and what to do."""
+        save, done = status.in_flight, status.last_committed
+        assert save is not None
+        if save.save_id == self._told_waiting:
+            return
+        self._told_waiting = save.save_id
+        stake = f"what was trained after step {done.step}" if done else "all that was trained"
+        self._events.tell(
+            "WaitingForStore",
+            f"the store: {status.store_error}; the ranks have stopped training and wait for their save of step "
+            f"{save.step}: make the store take it (room, rights, network) and it is committed by itself; when the "
+            f"ranks are ended before, {stake} is lost",
+        )
 
     def _tell_resume(self, status: SidecarStatus) -> None:
         report = status.resume

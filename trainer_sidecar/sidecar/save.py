@@ -90,4 +90,5 @@ class Save:
             uploaded=uploaded,
             of=self.of,
             seconds=round(self.seconds, 3),
+            reason=self.seal.reason,
         )

@@ -1,0 +1,96 @@
+"""What `rtj run` tells of its sidecar's status: what is at stake, and no sentence that is wrong by then."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_sidecar.contract import CONTRACT_VERSION
+from trainer_sidecar.contract.journal import ObjectRef, RestorePoint, SaveReason
+from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
+from trainer_sidecar.contract.status import CommittedStatus, InFlightStatus, SidecarStatus, TrainerState
+from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
+from trainer_sidecar.run.run_events import RunEvents
+from trainer_sidecar.run.status_watch import StatusWatch
+from trainer_sidecar.store.history import History
+from trainer_sidecar.store.memory import MemoryStore
+
+FULL = "NoSpace: file:///ckpt: the disk is full"
+
+
+def told(reason: SaveReason, *, step: int = 20) -> str:
+    """All lines about a save of that reason that meets a full store, after a commit of step 5; seen twice."""
+    out = io.StringIO()
+    watch = StatusWatch(1, RunEvents(out=out))
+    watch.new_attempt(1)
+    name = checkpoint_id(5, 1, "0123abcd")
+    done = CommittedStatus(step=5, samples=5, checkpoint_id=name, sequence=1, time=0)
+    facts: dict[str, Any] = {"sealed": 1, "uploaded": 0, "of": 1, "seconds": 3.0, "reason": reason}
+    save = InFlightStatus(save_id="s", checkpoint_id=name, step=step, phase="Stalled", **facts)
+    status = SidecarStatus(
+        contract_version=CONTRACT_VERSION,
+        pod_index=0,
+        ready=True,
+        reason="",
+        epoch=1,
+        attempt=1,
+        trainer=TrainerState.RUNNING,
+        in_flight=save,
+        last_committed=done,
+        store_error=FULL,
+    )
+    for _ in range(2):
+        watch._tell(status)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("reason", [SaveReason.FINAL, SaveReason.ORDER])
+def test_at_the_last_save_a_full_store_is_told_with_what_is_lost_and_what_to_do(reason: SaveReason) -> None:
+    text = told(reason)
+    assert "training goes on" not in text
+    assert text.count("wait for their save of step 20") == 1
+    assert "what was trained after step 5 is lost" in text
+    assert FULL in text
+    assert "make the store take it" in text
+
+
+def test_beside_a_save_that_was_due_training_goes_on() -> None:
+    text = told(SaveReason.INTERVAL)
+    assert text.count("training goes on") == 1
+    assert "is lost" not in text
+
+
+def test_only_the_same_command_with_the_same_files_is_complete(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("steps: 8")
+    script = ["train.py", f"--config={config}"]
+    point = RestorePoint(
+        checkpoint_id=checkpoint_id(8, 1, "0123abcd"),
+        sequence=2,
+        step=8,
+        manifest=ObjectRef(size=1, sha256="00"),
+    )
+
+    class At(History):
+        newest_restorable = point  # type: ignore[assignment]
+
+    class Elsewhere(History):
+        newest_restorable = point.model_copy(update={"sequence": 3})  # type: ignore[assignment]
+
+    store, keys = MemoryStore(), RunKeys("local", "one")
+    assert not why_complete(store, keys, At(), script), "nobody has recorded an end"
+    record_finish(store, keys, point, script)
+    assert "finished at step 8" in why_complete(store, keys, At(), script)
+    assert not why_complete(store, keys, Elsewhere(), script), (
+        "there is a newer checkpoint, or this one is bad"
+    )
+    assert not why_complete(store, keys, History(), script)
+    assert not why_complete(store, keys, At(), [*script, "--steps=9"])
+    config.write_text("steps: 9")
+    assert not why_complete(store, keys, At(), script)
+    store.put(keys.finished, b"garbage")
+    assert not why_complete(store, keys, At(), script)
+    assert command_digest(["/no/such\0file"]), "arguments may be anything"
