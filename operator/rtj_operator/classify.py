@@ -5,7 +5,7 @@ Pure: the same pods give the same verdict.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rtj_operator.decide.observed import PodView
 from rtj_operator.text import printable
@@ -25,6 +25,10 @@ RESTORE_POINT_BAD = "RestorePointBad"
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 TRACEBACK_CHARS = 1024
 OOM = "OOMKilled"
+USAGE_ERROR = "UsageError"
+"""Outcome of ranks that ended with exit code 2 before any of them joined: so Python and argparse refuse a command line,
+and the next attempt would have the same one. A rule of `restart.rules` may say otherwise."""
+_EXIT_USAGE = 2
 SIDECAR_OOM = "SidecarOOMKilled"
 SIDECAR_MEMORY = "give it more with the chart's value sidecar.memory, or set checkpoint.staging.size"
 DRAINED = "Drained"
@@ -282,7 +286,9 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: floa
     ]
     failed = [(p, o) for p, o in ended if o.kind is OutcomeKind.FAILED]
     if failed:
-        return _first_failure(failed, began)
+        end = _first_failure(failed, began)
+        joined = any(s.ranks or s.phases.rendezvous for _, s in answers)
+        return end if joined or end.exit_code != _EXIT_USAGE else _usage_error(end)
     fenced = next((p for p, o in ended if o.kind is OutcomeKind.FENCED), None)
     asking = fenced or next((p for p, s in answers if s.wants_plan and s.epoch == epoch), None)
     if asking is not None:
@@ -320,6 +326,14 @@ def _first_failure(failed: list[tuple[PodView, Outcome]], began: float) -> End:
         node=culprit.node,
         traceback=_traceback(_outcome_of(failed, culprit) or outcome),
     )
+
+
+def _usage_error(end: End) -> End:
+    text = (
+        f"{end.message}; no rank had joined: the script is not there or does not take these arguments, and is not "
+        "tried again. Correct the trainer's command and args"
+    )
+    return replace(end, outcome=USAGE_ERROR, message=text)
 
 
 def _sidecar_oom_killed(pod: PodView, began: float) -> bool:

@@ -127,6 +127,7 @@ class Reason(StrEnum):
     TOO_MANY_FAILURES = "TooManyFailures"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     RUN_TAKEN_OVER = "RunTakenOver"
+    USAGE_ERROR = "UsageError"
 
 
 REASON_DOCS: dict[Reason, str] = {
@@ -205,6 +206,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.TOO_MANY_FAILURES: "restart.maxAttemptsWithoutProgress failures in a row without a newer commit.",
     Reason.DEADLINE_EXCEEDED: "activeDeadlineSeconds have passed.",
     Reason.RUN_TAKEN_OVER: "Another object has adopted the run.",
+    Reason.USAGE_ERROR: "The script is not there, or refuses its arguments: exit code 2 before any rank joined.",
 }
 
 

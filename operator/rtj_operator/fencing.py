@@ -4,6 +4,7 @@ All of it blocks and runs in a thread. What can go wrong comes out as `FenceTrou
 status shows; running trainers are never touched by it.
 """
 
+import hashlib
 import logging
 import threading
 import weakref
@@ -24,6 +25,7 @@ from trainer_sidecar.store.base import (
     AccessDeniedError,
     BucketMissingError,
     ClockSkewError,
+    NotFoundError,
     Store,
     StoreError,
     UnsupportedStoreError,
@@ -167,11 +169,14 @@ def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
     with kept.lock:
         try:
             fenced = _fence(stores, kept.journal, order)
+            witness = _witness_of(kept.journal, fenced.restore)
         except (StoreError, FenceError, JournalError, FormatTooNewError, PlanRefused, ValueError) as exc:
             stores.forget(kept)
             raise trouble(exc) from exc
-        lineage = [m.checkpoint_id for m in kept.journal.history.lineage][:10]
-    return fenced, make_plan(order, fenced, lineage)
+        history = kept.journal.history
+    plan = make_plan(order, fenced, [m.checkpoint_id for m in history.lineage][:10])
+    seen = {"journal_damage": history.damage[:1000], "witness_sha256": witness}
+    return fenced, plan.model_copy(update=seen)
 
 
 def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
@@ -186,6 +191,22 @@ def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
     return fenced
 
 
+def _witness_of(journal: Journal, point: RestorePoint | None) -> str:
+    """Digest of the witness that all pods shall compare with; empty when there is none. Raises StoreError."""
+    if point is None:
+        return ""
+    try:
+        data = journal.store.get(_keys(journal, point).witness(point.checkpoint_id))
+    except NotFoundError:
+        return ""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _keys(journal: Journal, point: RestorePoint) -> RunKeys:
+    """Of the run that holds it: a fork starts from another one's."""
+    return RunKeys(point.source.namespace, point.source.run_id) if point.source else journal.keys
+
+
 def _accuse(journal: Journal, order: FenceOrder, bad: RestoreFault) -> None:
     """Quarantine what a restore found bad, once this process has found it bad as well (R24).
 
@@ -196,8 +217,9 @@ def _accuse(journal: Journal, order: FenceOrder, bad: RestoreFault) -> None:
     if not history.restorable(bad.checkpoint_id):
         return  # retired or quarantined meanwhile (R21)
     point = history.restore_point_of(bad.checkpoint_id)
-    keys = RunKeys(point.source.namespace, point.source.run_id) if point.source else journal.keys
-    found = confirmed(journal.store, keys, point, bad, state_tolerance(order.spec.verification))
+    found = confirmed(
+        journal.store, _keys(journal, point), point, bad, state_tolerance(order.spec.verification)
+    )
     if found is None:
         log.warning(
             "%s/%s: checkpoint %s is not quarantined, read again it is as it should be: %s",

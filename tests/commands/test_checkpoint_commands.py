@@ -155,7 +155,8 @@ def test_many_runs_are_named_in_part(run: Run, capsys: pytest.CaptureFixture[str
 
 
 def test_show_prints_no_python(run: Run) -> None:
-    shown = run.rtj("checkpoints", "show", "newest")
+    shown = run.rtj("checkpoints", "show")
+    assert shown == run.rtj("checkpoints", "show", "newest")
     assert f"checkpoint:     {run.ids[2]}" in shown
     assert "held by:        -" in shown
     assert "[" not in shown
@@ -188,6 +189,21 @@ def test_a_damaged_journal_is_said_by_the_commands_that_only_read(run: Run) -> N
     run.store.put(world.KEYS.journal(run.fenced.epoch), b"{ torn")
     run.rtj("checkpoints", "list")
     assert "proves that an attempt stood there" in run.said
+
+
+def test_an_entry_that_cannot_be_read_shows_in_list_and_tail_and_a_person_may_answer_for_a_checkpoint(
+    run: Run,
+) -> None:
+    run.rtj("checkpoints", "quarantine", "newest", "--reason", "diverged", "--by", "ada")
+    torn = run.history().tail
+    run.store.put(world.KEYS.journal(torn), b"{ torn")
+    rows = run.json("checkpoints", "list")
+    assert {r["state"] for r in rows} == {f"in doubt (entry {torn} cannot be read)"}
+    assert "3 checkpoints from before it are not used" in run.said
+    assert "unreadable" in run.rtj("journal", "tail").splitlines()[-1]
+    assert run.json("journal", "tail")[-1]["kind"] == "unreadable"
+    run.rtj("checkpoints", "reinstate", run.ids[1], "--reason", "it was the one after", "--by", "ada")
+    assert [r["state"] for r in run.json("checkpoints", "list")][1] == "resume point"
 
 
 @pytest.mark.parametrize("text", ["", " ", "two\nlines", "\x1b[31mred", "\udcff", "x" * 1001])

@@ -10,7 +10,7 @@ from operator_values import EPOCH, NOW, Situation, end_report, job, plan, pod, r
 
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.classify import End, attempt_end
-from rtj_operator.conditions import ConditionType, find
+from rtj_operator.conditions import ConditionType, Reason, find
 from rtj_operator.decide import Decision
 from rtj_operator.decide.actions import CreateJob, FenceAndPublish
 from rtj_operator.decide.observed import ContainerEnd, PodView
@@ -18,6 +18,7 @@ from rtj_operator.podview import pod_view
 from rtj_operator.text import printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
+from trainer_sidecar.contract.status import PhaseTimes
 
 TRACEBACK = (
     "Traceback (most recent call last):\n  File 'train.py'\nRuntimeError: NCCL watchdog: timeout of rank 3"
@@ -174,6 +175,27 @@ def test_a_rule_by_exit_code_does_not_count_and_does_not_spin() -> None:
     assert decision.requeue_after == pytest.approx(5.0)
     other = after(failing(exit_code=43), **rule("RestartUncounted", exitCodes=[42]))
     assert other.status.counters.without_progress == 1
+
+
+def unjoined(exit_code: int) -> tuple[PodView, PodView]:
+    """No rank has said hello, and rank 1 has ended with that code."""
+    quiet = {"ranks": [], "phases": PhaseTimes(plan_seen=NOW)}
+    first, second = failing("train.py: error: unrecognized arguments: --lrr 1", exit_code)
+    return tuple(  # type: ignore[return-value]
+        replace(p, status=p.status.model_copy(update=quiet)) for p in (first, second) if p.status
+    )
+
+
+def test_a_command_line_that_the_script_refuses_fails_the_job_at_once_unless_a_rule_says_otherwise() -> None:
+    decision = after(unjoined(2))
+    assert (decision.status.phase, decision.status.reason) == (Phase.FAILED, Reason.USAGE_ERROR)
+    text = decision.status.message or ""
+    assert "exit code 2: train.py: error: unrecognized arguments: --lrr 1" in text
+    assert "Correct the trainer's command and args" in text
+    assert not fences(decision)
+    assert fences(after(unjoined(2), **rule("Restart", exitCodes=[2])))
+    assert fences(after(unjoined(1))), "another code may be a failure that passes"
+    assert fences(after(failing(exit_code=2))), "and so may this one once ranks had joined"
 
 
 def test_a_rule_by_log_pattern_fails_the_job() -> None:

@@ -79,9 +79,10 @@ def test_a_mismatch_starts_another_attempt_that_quarantines_first() -> None:
 OLDER = POINT.model_copy(update={"checkpoint_id": checkpoint_id(3, 1, "0123abcd"), "sequence": 1, "step": 3})
 
 
-def planned(situation: Situation, restore: RestorePoint, nonce: str = "nonce-2") -> Situation:
+def planned(situation: Situation, restore: RestorePoint, damage: str = "") -> Situation:
     """The next attempt has been fenced, and its plan, on all pods, starts from that point."""
-    made = plan(nonce, epoch=EPOCH + 1).model_copy(update={"restore": restore, "attempt": 2})
+    found = {"restore": restore, "attempt": 2, "journal_damage": damage}
+    made = plan("nonce-2", epoch=EPOCH + 1).model_copy(update=found)
     return situation.after(situation.decide()).seeing(
         jobs=1, pods=tuple(pod(i, plan=made, status=sidecar(i)) for i in (0, 1))
     )

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
 import pytest
 from operator_values import status_of
-from test_restore_point_bad import POINT, OneStore, Rotting, committed, fences, order, quarantined, refused
+from test_restore_point_bad import (
+    POINT,
+    OneStore,
+    Rotting,
+    committed,
+    fences,
+    order,
+    planned,
+    quarantined,
+    refused,
+)
 
 from rtj_operator.api import Phase
-from rtj_operator.fencing import FenceOrder, fence
+from rtj_operator.conditions import Reason
+from rtj_operator.fencing import FenceOrder, FenceTrouble, fence
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.keys import RunKeys, parse_checkpoint_id
 from trainer_sidecar.contract.plan import OnVerificationFailure
@@ -43,6 +55,35 @@ def test_a_state_is_quarantined_with_its_descendants_and_the_one_before_is_tried
     assert plan.restore.checkpoint_id == first
 
 
+def test_the_plan_names_the_witness_that_all_pods_shall_compare_with() -> None:
+    stores = OneStore(Rotting())
+    (only,) = committed(stores, 7)
+    assert fence(stores, order("nonce-2"))[1].witness_sha256 == "", (
+        "none is there, and none that comes later counts"
+    )
+    witnessed(stores, only, 1.5)
+    digest = hashlib.sha256(stores.store.get(KEYS.witness(only))).hexdigest()
+    assert fence(stores, order("nonce-3"))[1].witness_sha256 == digest
+
+
+def test_an_unreadable_journal_entry_is_an_event_of_the_attempt_that_was_fenced_in_spite_of_it() -> None:
+    stores = OneStore(Rotting())
+    committed(stores, 7)
+    stores.store.put(KEYS.journal(3), b"{ torn")
+    with pytest.raises(FenceTrouble, match="entry 3 cannot be read") as trouble:
+        fence(stores, order("nonce-2"))
+    assert trouble.value.reason == Reason.NOTHING_RESTORABLE
+    stores = OneStore(Rotting())
+    committed(stores, 7)
+    fence(stores, order("nonce-2"))
+    stores.store.put(KEYS.journal(2), b"{ torn")
+    plan = fence(OneStore(stores.store), order("nonce-3"))[1]
+    assert "journal entry 2 cannot be read; it was the commit of" in plan.journal_damage
+    assert plan.restore is not None
+    decision = planned(refused(SAID), plan.restore, plan.journal_damage).decide()
+    assert plan.journal_damage in [e.message for e in decision.events if e.reason == "StoreTrouble"]
+
+
 @pytest.mark.parametrize(("loss", "step"), [(1.6, 8), (1.5, 9)])
 def test_a_witness_that_says_otherwise_than_the_accuser_accuses_nobody(loss: float, step: int) -> None:
     stores = OneStore(Rotting())
@@ -71,6 +112,30 @@ def test_the_end_of_an_attempt_whose_state_is_accused_burns_no_budget() -> None:
     assert action.bad is not None
     assert (action.bad.fault, action.bad.step, action.bad.checkpoint_id) == ("state", 8, POINT.checkpoint_id)
     assert status_of(situation.decide()).counters.without_progress == 0
+
+
+def test_the_third_state_in_a_row_stops_the_job_and_names_the_way_back_of_each_quarantine() -> None:
+    situation = refused(SAID)
+    assert situation.status.attempts[-1].from_checkpoint == POINT.checkpoint_id
+    earlier = status_of(situation.decide()).attempts[-2]
+    ids = [f"{step:012d}-0000000001-0123abcd" for step in (11, 9)]
+    records = [earlier.model_copy(update={"from_checkpoint": i}) for i in ids] + situation.status.attempts
+    decision = replace(situation, status=situation.status.model_copy(update={"attempts": records})).decide()
+    assert (decision.status.phase, decision.status.reason) == (Phase.FAILED, Reason.RESUME_DIFFERS)
+    text = decision.status.message or ""
+    for i in ids:
+        assert f"rtj checkpoints reinstate {i} --by NAME --reason TEXT" in text
+    assert "verification.onFailure: Warn" in text
+    assert f"reinstate {POINT.checkpoint_id}" not in text, "nobody has put the third one into quarantine"
+
+
+def test_when_every_state_is_quarantined_the_fence_names_the_way_back_of_each() -> None:
+    stores = OneStore(Rotting())
+    (only,) = committed(stores, 7)
+    witnessed(stores, only, 1.5)
+    with pytest.raises(FenceTrouble, match=f"rtj checkpoints reinstate {only} --by NAME") as trouble:
+        fence(stores, accusing(only))
+    assert (trouble.value.reason, trouble.value.final) == (Reason.NOTHING_RESTORABLE, True)
 
 
 def test_a_refusal_tells_each_changed_fingerprint_with_its_class_in_status_and_event() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -200,3 +201,20 @@ def test_a_verified_resume_stands_in_the_journal_once(make_world: MakeWorld) -> 
     assert [e.kind for e in world.history().entries].count("Verified") == 1
     assert pod.metric("resume_loss_delta") == 0.01
     assert pod.metric("checkpoint_reprocessed_samples_total") == 3
+
+
+def test_a_pod_compares_with_the_witness_of_the_plan_whatever_it_finds_and_accuses_nobody_without_it(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world(1, 1)
+    save = saved(world)
+    found = opened(world.ranks[0], save).witness
+    assert found is not None
+    digest = hashlib.sha256((world.store_root / world.keys.witness(save.checkpoint)).read_bytes()).hexdigest()
+    for wanted, expected in ((digest, found), ("", None), ("0" * 64, "StoreUnavailable")):
+        world.ranks[0].close()
+        plan = world.fence(world.history().newest_restorable)
+        world.publish(plan.model_copy(update={"witness_sha256": wanted}))
+        (rank,) = world.connect()
+        reply = rank.ask(m.OpenRestore(checkpoint_id=save.checkpoint))
+        assert (reply.error if isinstance(reply, m.Failure) else reply.witness) == expected  # type: ignore[union-attr]

@@ -310,9 +310,10 @@ def test_a_commit_that_is_there_wins_over_an_abort() -> None:
 
 def test_r16_no_sweep_touches_the_journal_and_a_void_slot_protects_its_epoch() -> None:
     store = MemoryStore()
-    first, _ = run_of(store, 1)
+    first, commits = run_of(store, 1)
     orphan = Save(store, first, 2).upload()
     store.create(KEYS.journal(3), b"{ torn")
+    world.reinstate(store, commits[0].checkpoint_id)  # slot 3 could have been its quarantine
     second = fence(store, "nonce-2")
     before = [o.key for o in store.list(KEYS.journal_prefix)]
     sweep(read(store), second.epoch)
@@ -336,11 +337,15 @@ def test_r11_a_damaged_attempt_entry_stops_the_run_and_deletes_nothing(garbage: 
 def test_what_an_unreadable_epoch_has_saved_is_never_swept() -> None:
     store = MemoryStore()
     first, _ = run_of(store, 0)
-    orphan = Save(store, first, 2).upload()
+    orphan = Save(store, first, 2)
+    orphan.upload_rank(0)
     store.put(KEYS.journal(first.epoch), b"{ torn")
     second = fence(store, "nonce-2")
     sweep(read(store), second.epoch)
     assert present(store, orphan.checkpoint), "no entry tells whether it was committed"
+    Save(store, first, 3).upload()
+    with pytest.raises(JournalLostError, match="does not start from scratch"):
+        fence(store, "nonce-3")
 
 
 def test_sweeping_a_folder_removes_temporary_files_of_the_dead(store: Store) -> None:

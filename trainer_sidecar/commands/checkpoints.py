@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from trainer_sidecar.commands import checkpoint_pins, checkpoint_verdicts, checkpoint_verify
-from trainer_sidecar.commands.found import find_stored, read_run
+from trainer_sidecar.commands.found import NEWEST, find_stored, read_run
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows, text_of
 from trainer_sidecar.contract.journal import Manifest
@@ -22,14 +22,19 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="all commits, newest first, and which one a resume would take")
     showing = actions.add_parser("show", help="one checkpoint's manifest and what the journal says of it")
-    showing.add_argument("checkpoint", help="checkpoint id, or 'newest' (what a resume would take)")
+    showing.add_argument(
+        "checkpoint",
+        nargs="?",
+        default=NEWEST,
+        help="checkpoint id, or 'newest' (default: what a resume would take)",
+    )
     listing.set_defaults(handler=_list)
     showing.set_defaults(handler=_show)
     verifying = checkpoint_verify.add(actions)
     pins, verdicts = checkpoint_pins.add(actions), checkpoint_verdicts.add(actions)
     for action in (listing, showing, verifying, *pins, *verdicts):
         add_run_options(action)
-        action.add_argument("--output", choices=("table", "json"), default="table")
+        action.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -58,8 +63,11 @@ def _state(history: History, manifest: Manifest) -> str:
         return "retired"
     if name in history.quarantined:
         return f"quarantined ({history.quarantined[name].fault})"
+    if name in history.doubted:
+        return f"in doubt (entry {history.doubted[name]} cannot be read)"
     words = [] if manifest in history.lineage else ["abandoned"]
     words += [] if manifest.finite else ["loss not finite"]
+    words += [] if manifest.seq not in history.rebuilt else ["rebuilt"]
     words += ["verified"] if name in history.verified else []
     words += ["resume point"] if newest is not None and newest.checkpoint_id == name else []
     return ", ".join(words)

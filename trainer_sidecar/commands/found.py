@@ -32,6 +32,8 @@ def read_run(journal: Journal) -> History:
         journal.check_writable(history)
     except JournalError as exc:
         print(f"rtj: {exc}", file=sys.stderr)
+    if history.damage:
+        print(f"rtj: {history.damage}", file=sys.stderr)
     if not history.tail:
         keys = journal.keys
         raise ValueError(

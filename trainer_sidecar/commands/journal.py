@@ -8,6 +8,7 @@ from trainer_sidecar.commands.found import read_run
 from trainer_sidecar.commands.store_options import add_run_options, open_journal, positive
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined, Verified
+from trainer_sidecar.store.history import History
 
 
 def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,13 +23,31 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _tail(args: argparse.Namespace) -> int:
-    entries = read_run(open_journal(args)).entries[-args.lines :]
+    history = read_run(open_journal(args))
+    entries: dict[int, Entry | None] = {e.seq: e for e in history.entries}
+    entries.update(dict.fromkeys((*history.void, *history.unknown, *history.rebuilt)))
+    newest = sorted(entries.items())[-args.lines :]
     if args.output == "json":
-        rows = [e.model_dump(mode="json", by_alias=True, exclude_none=True) for e in entries]
+        rows = [
+            e.model_dump(mode="json", by_alias=True, exclude_none=True) if e else _unread(history, seq)
+            for seq, e in newest
+        ]
     else:
-        rows = [_row(e) for e in entries]
+        rows = [_row(e) if e else {**_EMPTY, **_unread(history, seq)} for seq, e in newest]
     print_rows(rows, output=args.output)
     return 0
+
+
+_EMPTY = {"seq": 0, "time": "", "kind": "", "epoch": "", "writer": "", "what": ""}
+
+
+def _unread(history: History, seq: int) -> dict[str, Any]:
+    """A slot whose bytes are no entry that this version can read."""
+    if seq in history.rebuilt:
+        what = f"cannot be read; the commit of {history.rebuilt[seq]}, by its manifest.json"
+    else:
+        what = history.unknown.get(seq) or "cannot be read; checkpoints from before it may be in doubt"
+    return {"seq": seq, "kind": "unreadable", "what": what}
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -133,8 +133,13 @@ class Plan(Document):
     coordinator: Endpoint
     """HTTP endpoint of pod 0's sidecar; peers report and ping there."""
     restore: RestorePoint | None = None
+    witness_sha256: str | None = None
+    """Digest of the restore point's witness as the fence found it, so that all pods compare with the same one, also
+    when one is written meanwhile; "": there was none; None: nobody has looked, each pod does."""
     lineage: list[str] = Field(default_factory=list)
     """Checkpoint ids on the surviving history, newest first, at most 10: display only."""
+    journal_damage: str = ""
+    """What of the journal could not be read when this attempt was fenced, in a sentence: display only."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     verification: VerificationPolicy = VerificationPolicy()
     fingerprints: FingerprintPolicy = FingerprintPolicy()

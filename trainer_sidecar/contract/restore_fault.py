@@ -7,6 +7,7 @@ says nothing about the checkpoint.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +54,20 @@ class RestoreFault(Document):
 def state_mismatch(step: int, expected: float, found: float, detail: str) -> str:
     """The sentence of a state fault, as `parse_restore_fault` takes it apart."""
     return f"{STATE_MISMATCH}: loss of step {step}: expected {expected!r}, found {found!r} ({detail})"
+
+
+def trains_otherwise(checkpoint_ids: Sequence[str]) -> str:
+    """What to do when one restore point after the other trains otherwise than its witness: only a person may take a
+    quarantine back (R24), and must be told how for each of `checkpoint_ids`."""
+    commands = "; ".join(f"rtj checkpoints reinstate {i} --by NAME --reason TEXT" for i in checkpoint_ids)
+    back = (
+        f". Take the quarantines back where the checkpoints are not to blame: {commands}" if commands else ""
+    )
+    return (
+        "likelier than that many bad checkpoints, the script, its data or the hardware has changed or is not "
+        f"reproducible: see docs/resumes.md{back}. To go on without this check set verification.onFailure: Warn "
+        "(rtj run --on-verification-failure Warn)"
+    )
 
 
 def parse_restore_fault(message: str, checkpoint_id: str) -> RestoreFault | None:

@@ -16,16 +16,19 @@ from trainer_sidecar.contract.journal import Cause, Owner
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import Order, Plan
-from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
+from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault, trains_otherwise
 from trainer_sidecar.run.fence_watch import FenceWatch
+from trainer_sidecar.run.finished import record_finish, why_complete
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
 from trainer_sidecar.run.local_volume import LocalVolume
 from trainer_sidecar.run.outage import ROUND_SECONDS, StoppedWaitingError, StoreWait
 from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
+from trainer_sidecar.store.base import StoreError
 from trainer_sidecar.store.fence import Fenced, FenceRequest, fence_and_pick
 from trainer_sidecar.store.forks import release_source
+from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probe import probe_store
@@ -65,7 +68,7 @@ class LocalRun:
         self._store = StoreWait(events, lambda: bool(self._stops))
         self._attempts = 0
         self._failures = 0
-        self._states_in_a_row = 0
+        self._states_in_a_row: list[str] = []
 
     def run(self) -> int:
         """Train to the end, through failures and outages of the store after the start.
@@ -82,6 +85,8 @@ class LocalRun:
             self._journal.check_writable(history)
             if not history.attempts:
                 probe_store(self._journal.store).require()
+            elif self._is_complete(history):
+                return EXIT_CODES[OutcomeKind.FINISHED]
             self._processes.start()
             fenced = self._fence(None)
             watch = FenceWatch(self._open_journal())
@@ -97,6 +102,15 @@ class LocalRun:
             self._journal.store.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _is_complete(self, history: History) -> bool:
+        """This very command has ended the run before: nothing is started to find that out again."""
+        if self._settings.again:
+            return False
+        sentence = why_complete(self._journal.store, self._settings.keys, history, self._settings.script)
+        if sentence:
+            self._events.tell("Complete", sentence)
+        return bool(sentence)
 
     def _open_journal(self) -> Journal:
         settings = self._settings
@@ -141,6 +155,8 @@ class LocalRun:
         self._store.until_done("releasing the source of the fork", self._release_source)
         for sentence in fenced.quarantined:
             self._events.tell("Quarantined", sentence)
+        if self._journal.history.damage:
+            self._events.tell("JournalDamaged", self._journal.history.damage)
         return fenced
 
     def _release_source(self, _stop: threading.Event) -> list[str]:
@@ -195,6 +211,7 @@ class LocalRun:
             outcome = self._pod_outcome(plan) or self._launcher_outcome(plan)
             self._status.poll()
             if outcome is not None:
+                self._status.poll_now()
                 retry = outcome.kind in KEPT_UP and not self._stops
                 cause = Cause.OOM_KILLED if outcome.oom_kills else Cause.RANK_FAILED
                 return Ended(outcome, cause=cause, retry=retry)
@@ -277,9 +294,20 @@ class LocalRun:
                 "Refused",
                 "the checkpoints are untouched: run the script that they fit, or begin a new run with --run-id",
             )
-        if alive and outcome.kind != OutcomeKind.FINISHED:
+        if outcome.kind == OutcomeKind.FINISHED:
+            self._record_finish()
+        elif alive:
             self._order(plan, Order.STOP)
         return EXIT_CODES[outcome.kind]
+
+    def _record_finish(self) -> None:
+        """Only a hint: a store that is away now costs the next start of the same command some seconds."""
+        try:
+            point = self._journal.refresh().newest_restorable
+            if point is not None:
+                record_finish(self._journal.store, self._settings.keys, point, self._settings.script)
+        except StoreError as exc:
+            self._events.tell("StoreTrouble", f"that the run has finished is not recorded: {exc}")
 
     def _is_usage_error(self, plan: Plan, outcome: Outcome) -> bool:
         """Exit code 2 is how Python and argparse refuse a command line; the next attempt would have the same one."""
@@ -289,7 +317,7 @@ class LocalRun:
     def _quarantine(self, plan: Plan, outcome: Outcome) -> bool:
         """When the restore met missing or wrong bytes: quarantine the checkpoint, so that the one before is tried."""
         if outcome.kind != OutcomeKind.RESUME_REFUSED or plan.restore is None:
-            self._states_in_a_row = 0
+            self._states_in_a_row = []
             return False
         fault = parse_restore_fault(outcome.message, plan.restore.checkpoint_id)
         if fault is None:
@@ -308,14 +336,12 @@ class LocalRun:
         )
         sentence = f"checkpoint {fault.checkpoint_id}: {fault.reason}; the one before is tried"
         self._events.tell("Quarantined", sentence, entry=entry.seq if entry else None)
-        self._states_in_a_row += found.fault == "state"
-        if self._states_in_a_row < MOST_STATES_IN_A_ROW:
+        self._states_in_a_row += [fault.checkpoint_id] if found.fault == "state" else []
+        row = self._states_in_a_row
+        if len(row) < MOST_STATES_IN_A_ROW:
             return True
-        self._events.tell(
-            "GaveUp",
-            f"{self._states_in_a_row} checkpoints in a row trained otherwise than before: likelier, the script is not "
-            "reproducible; see docs/resumes.md, rtj checkpoints reinstate and --on-verification-failure Warn",
-        )
+        text = f"{len(row)} checkpoints in a row trained otherwise than before: {trains_otherwise(row)}"
+        self._events.tell("GaveUp", text, checkpoints=row)
         return False
 
     def _confirmed(self, fault: RestoreFault) -> RestoreFault | None:

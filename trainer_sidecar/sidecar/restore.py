@@ -33,7 +33,7 @@ from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.retry import keep_trying
 from trainer_sidecar.sidecar.window import BadBytesError, Window
-from trainer_sidecar.store.base import NotFoundError, Store, StoreError, TruncatedError
+from trainer_sidecar.store.base import NotFoundError, Store, StoreError, TruncatedError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,18 @@ class Restore:
     """One restore point, opened once per pod and epoch. Thread-safe after `open`."""
 
     def __init__(
-        self, store: Store, keys: RunKeys, point: RestorePoint, volume: Volume, threads: int
+        self,
+        store: Store,
+        keys: RunKeys,
+        point: RestorePoint,
+        volume: Volume,
+        threads: int,
+        witness_sha256: str | None = None,
     ) -> None:
         source = point.source
         self._store = store
         self._keys = RunKeys(source.namespace, source.run_id) if source else keys
-        self._point = point
+        self._point, self._witness_sha256 = point, witness_sha256
         self.folder = volume.restore(point.checkpoint_id)
         self._pool = ThreadPoolExecutor(max(4, threads * 2), thread_name_prefix="fetch")
         self._stop = threading.Event()
@@ -201,14 +207,30 @@ class Restore:
         raise AssertionError("unreachable")
 
     def _witness(self) -> Witness | None:
-        """The witness, when the epoch that saved has written it (protocol R22); anything else there is no evidence."""
-        try:
-            witness = Witness.model_validate_json(
-                self._store.get(self._keys.witness(self._point.checkpoint_id))
-            )
-        except NotFoundError:
+        """What the epoch that saved has seen after it (protocol R22), the same for all pods: the one of the plan.
+
+        Raises StoreError when that one is not there: another fence looks again. It accuses no checkpoint. Where the
+        plan says nothing, what cannot be used is no evidence.
+        """
+        wanted = self._witness_sha256
+        if wanted == "":
             return None
-        except (StoreError, ValidationError) as exc:
+        key = self._keys.witness(self._point.checkpoint_id)
+        try:
+            data = self._try(key, lambda: self._store.get(key))
+        except StoreError as exc:
+            if wanted:
+                raise UnavailableError(f"the plan's witness {key}: {exc}", store=exc.store, key=key) from exc
+            if not isinstance(exc, NotFoundError):
+                log.warning("no witness can be used", extra={"reason": str(exc)})
+            return None
+        if wanted and hashlib.sha256(data).hexdigest() != wanted:
+            raise UnavailableError(
+                f"{key} is not the witness of the plan, which has SHA-256 {wanted}", key=key
+            )
+        try:
+            witness = Witness.model_validate_json(data)
+        except ValidationError as exc:
             log.warning("no witness can be used", extra={"reason": str(exc)})
             return None
         return witness if witness.epoch == self.manifest.epoch else None

@@ -61,7 +61,14 @@ class Restores:
                 return self._opened
             plan = self._plan
             restore = self._guard(
-                lambda: Restore(self._run.store(), self._run.keys, point, self._volume, self._threads)
+                lambda: Restore(
+                    self._run.store(),
+                    self._run.keys,
+                    point,
+                    self._volume,
+                    self._threads,
+                    plan.witness_sha256,
+                )
             )
             opened = self._guard(restore.open)
             with self._lock:

@@ -13,7 +13,9 @@ from uuid import uuid4
 from trainer_sidecar.contract.checkpoint import ManifestFile
 from trainer_sidecar.contract.journal import Attempt, Cause, Entry, Owner, Quarantined, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.contract.restore_fault import trains_otherwise
 from trainer_sidecar.contract.topology import Topology
+from trainer_sidecar.store.base import NotFoundError
 from trainer_sidecar.store.fence_errors import (
     FenceError,
     ForkSourceError,
@@ -31,6 +33,8 @@ from trainer_sidecar.store.forks import (
 )
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalLostError
+from trainer_sidecar.store.quarantine import why_not
+from trainer_sidecar.store.retention import present_checkpoints
 from trainer_sidecar.store.verify import BadCheckpointError, read_manifest, verify_ingest
 
 __all__ = [
@@ -164,6 +168,8 @@ class _Fencing:
         pick = history.newest_restorable
         if pick is None and (history.manifests or history.fork_point is not None):
             raise _nothing_restorable(history, self._journal)
+        if pick is None and history.void:
+            _check_no_commit_is_lost(history, self._journal)
         return pick
 
     def _append(self, pick: RestorePoint | None, topology: Topology) -> Entry | None:
@@ -249,10 +255,14 @@ class _Fencing:
 
 
 def _nothing_restorable(history: History, journal: Journal) -> NothingRestorableError:
+    bad = history.quarantined
+    what = "Repair or reinstate one (rtj checkpoints reinstate)"
+    if bad and all(q.fault == "state" for q in bad.values()):
+        own = [i for i, q in bad.items() if i in q.checkpoint_ids][-5:]
+        what = f"All were quarantined for their state: {trains_otherwise(own)}"
     return NothingRestorableError(
         f"run {journal.keys.prefix} in {journal.store.url} has {len(history.manifests)} commits and none can be "
-        f"restored: {_why_none(history)}. Repair or reinstate one (rtj checkpoints reinstate); "
-        "it does not start from scratch"
+        f"restored: {_why_none(history)}. {what}; it does not start from scratch"
     )
 
 
@@ -288,8 +298,26 @@ def _check_not_lost(history: History, request: FenceRequest, journal: Journal) -
         )
 
 
+def _check_no_commit_is_lost(history: History, journal: Journal) -> None:
+    """Nothing is committed as far as can be read, but an unreadable slot may have been a commit (R11)."""
+    for checkpoint_id in present_checkpoints(journal):
+        if checkpoint_id in history.aborted or checkpoint_id in history.retired:
+            continue
+        try:
+            journal.store.head(journal.keys.manifest(checkpoint_id))
+        except NotFoundError:
+            continue
+        slots = ", ".join(journal.keys.journal(seq) for seq in history.void)
+        raise JournalLostError(
+            f"{journal.store.url}: {slots} cannot be read, and may have been the commit of {checkpoint_id}, whose "
+            "manifest is there: restore the object from a version or a backup, or begin another run; it does not start "
+            "from scratch"
+        )
+
+
 def _why_none(history: History) -> str:
     reasons = [f"{i} is quarantined ({q.fault}: {q.reason})" for i, q in history.quarantined.items()]
+    reasons += [f"{i} {why_not(history, i)}" for i in history.doubted if i not in history.quarantined]
     reasons += [f"{i} is retired" for i in history.retired if i not in history.quarantined]
     return "; ".join(reasons[-5:]) or "none is on the lineage of the newest attempt"
 

@@ -14,6 +14,7 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.fence_errors import ForkSourceError
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalLostError
+from trainer_sidecar.store.quarantine import why_not
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def _why(source: History, own: History, candidates: list[str]) -> str:
         verdict = own.quarantined.get(checkpoint) or source.quarantined.get(checkpoint)
         if verdict is not None:
             return f"{checkpoint} is quarantined ({verdict.reason})"
-        if checkpoint in source.retired:
-            return f"{checkpoint} is retired"
+        if checkpoint in source.retired or checkpoint in source.doubted:
+            return f"{checkpoint} {why_not(source, checkpoint)}"
     return "nothing was committed there" if not candidates else f"{candidates[0]} cannot be used"
 
 
@@ -82,8 +83,8 @@ def hold(
     def decide(history: History) -> Entry | None:
         if not history.restorable(checkpoint_id):
             raise ForkSourceError(
-                f"checkpoint {checkpoint_id} of run {journal.keys.prefix} cannot be held: it is not committed, "
-                "retired or quarantined"
+                f"checkpoint {checkpoint_id} of run {journal.keys.prefix} cannot be held: it "
+                f"{why_not(history, checkpoint_id)}"
             )
         if holder in history.holds.get(checkpoint_id, frozenset()):
             return None

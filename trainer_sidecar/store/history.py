@@ -42,6 +42,8 @@ class History:
     unknown: Mapping[int, str] = field(default_factory=dict)
     """Slot -> why it cannot be understood: a newer version wrote here, this one must not write (R17)."""
     gap: Gap | None = None
+    rebuilt: Mapping[int, str] = field(default_factory=dict)
+    """Slot that cannot be read -> the checkpoint whose commit it provably was (`rebuild`), and is in `entries`."""
 
     def with_slots(self, slots: Iterable["Slot"]) -> "History":
         """The history with further slots, which must follow the tail one by one."""
@@ -56,6 +58,16 @@ class History:
             else:
                 void.append(slot.seq)
         return replace(self, entries=tuple(entries), void=tuple(void), unknown=unknown, tail=tail)
+
+    def with_rebuilt(self, commit: Manifest) -> "History":
+        """The history with the commit that stood in a void slot."""
+        assert commit.seq in self.void, f"slot {commit.seq} is not void"
+        return replace(
+            self,
+            entries=tuple(sorted((*self.entries, commit), key=lambda e: e.seq)),
+            void=tuple(seq for seq in self.void if seq != commit.seq),
+            rebuilt={**self.rebuilt, commit.seq: commit.checkpoint_id},
+        )
 
     @cached_property
     def lost_attempts(self) -> dict[int, int]:
@@ -133,6 +145,47 @@ class History:
         return _with_descendants(direct, self)
 
     @cached_property
+    def doubted(self) -> dict[str, int]:
+        """Checkpoint id -> void slot behind its commit that may have been its quarantine: nobody knows what it was.
+
+        What somebody who could still read the slot has found restorable after it, or a person answers for, is not in
+        doubt: a later `Attempt` that starts from it, its `Verified`, its `Reinstated`.
+        """
+        if not self.void:
+            return {}
+        heard: dict[str, int] = {}
+        for e in self.entries:
+            if isinstance(e, Verified | Reinstated):
+                heard[e.checkpoint_id] = e.seq
+            elif isinstance(e, Attempt) and e.restore is not None:
+                heard[e.restore.checkpoint_id] = e.seq
+        known = {m.checkpoint_id: m.seq for m in self.manifests.values()}
+        if self.fork_point is not None:
+            known.setdefault(self.fork_point.checkpoint_id, self.attempts[0].seq)
+        newest = self.void[-1]
+        return {i: newest for i, seq in known.items() if newest > max(seq, heard.get(i, 0))}
+
+    @property
+    def damage(self) -> str:
+        """What of the journal cannot be read and what follows from it, for people; empty when all can."""
+        told = [
+            f"journal entry {seq} cannot be read; it was the commit of {i}, which its manifest.json proves, and counts"
+            for seq, i in self.rebuilt.items()
+        ]
+        for seq in self.void:
+            if seq in self.lost_attempts:
+                continue  # refused by who writes, in its own words
+            doubted = sum(slot == seq for slot in self.doubted.values())
+            unused = (
+                f"{doubted} checkpoints from before it are not used, since it may have been their quarantine: restore "
+                "the object from a version or a backup, or answer for one with rtj checkpoints reinstate"
+                if doubted
+                else "no checkpoint that could be used depends on it"
+            )
+            told.append(f"journal entry {seq} cannot be read and nobody knows what it said; {unused}")
+        return "; ".join(told)
+
+    @cached_property
     def verified(self) -> dict[str, Verified]:
         """Newest verification by id, of those neither retired nor under quarantine."""
         return {
@@ -177,11 +230,12 @@ class History:
         return first if first is not None and first.source is not None else None
 
     def restorable(self, checkpoint_id: str) -> bool:
-        """Committed (or the fork point), not retired, not under quarantine."""
+        """Committed (or the fork point), not retired, not under quarantine, and not in doubt."""
         known = checkpoint_id in self.manifests or (
             self.fork_point is not None and self.fork_point.checkpoint_id == checkpoint_id
         )
-        return known and checkpoint_id not in self.retired and checkpoint_id not in self.quarantined
+        out = (self.retired, self.quarantined, self.doubted)
+        return known and not any(checkpoint_id in ids for ids in out)
 
     def restore_point_of(self, checkpoint_id: str) -> RestorePoint:
         """The restore point that a committed checkpoint, or the fork point, is. KeyError for others."""

@@ -24,6 +24,7 @@ from trainer_sidecar.contract.keys import RunKeys, parse_journal_key
 from trainer_sidecar.store.base import AlreadyExistsError, NotFoundError, Store, StoreError, UnclearError
 from trainer_sidecar.store.fan_out import fan_out
 from trainer_sidecar.store.history import Gap, History, Slot
+from trainer_sidecar.store.rebuild import rebuilt
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class Journal:
     def read(self) -> History:
         """The whole journal, with contiguity checked from slot 1 (R19). Raises StoreError.
 
-        Entries known already are only looked for in the listing, others are fetched.
+        Entries known already are only looked for in the listing, others are fetched. A slot that cannot be read is
+        filled where it provably was a commit (`rebuild`).
         """
         listed = self._listed()
         gone = self._some_known_is_gone(set(listed))
@@ -96,6 +98,8 @@ class Journal:
         self._fold(self._get_slots([seq for _, seq in run]))
         self.refresh()
         self._look_for_gap([seq for seq in listed if seq > self._history.tail])
+        if self._history.void:
+            self._history = rebuilt(self.store, self.keys, self._history, self.latest())
         return self._history
 
     def refresh(self) -> History:

@@ -63,7 +63,7 @@ def quarantine(
     """A person's, or a deep verification's, verdict. Raises VerdictRefusedError when it is not restorable anyway."""
 
     def decide(history: History) -> Entry | None:
-        if not history.restorable(checkpoint_id):
+        if not history.restorable(checkpoint_id) and checkpoint_id not in history.doubted:
             raise VerdictRefusedError(f"checkpoint {checkpoint_id} {why_not(history, checkpoint_id)}")
         return _quarantined(
             history,
@@ -94,11 +94,16 @@ def reinstate(
 ) -> Reinstated:
     """Take a quarantine back; `by` is the person who answers for it (R24).
 
-    Raises VerdictRefusedError when the checkpoint has no quarantine of its own.
+    Also takes it out of the doubt that an unreadable entry has cast on it. Raises VerdictRefusedError when the
+    checkpoint is in no doubt and has no quarantine of its own.
     """
 
     def decide(history: History) -> Entry | None:
         standing = history.quarantined.get(checkpoint_id)
+        if standing is None and checkpoint_id in history.doubted and checkpoint_id not in history.retired:
+            return Reinstated(
+                **_head(history, owner, writer), checkpoint_id=checkpoint_id, by=by, reason=reason
+            )
         if standing is None:
             raise VerdictRefusedError(f"checkpoint {checkpoint_id} is not under quarantine")
         if checkpoint_id not in standing.checkpoint_ids:
@@ -148,6 +153,12 @@ def why_not(history: History, checkpoint_id: str) -> str:
         return "is retired: its objects are deleted"
     if checkpoint_id in history.quarantined:
         return f"is under quarantine ({history.quarantined[checkpoint_id].reason})"
+    if checkpoint_id in history.doubted:
+        slot = history.doubted[checkpoint_id]
+        return (
+            f"is in doubt: journal entry {slot} cannot be read and may have been its quarantine; restore that object, "
+            "or answer for the checkpoint with rtj checkpoints reinstate"
+        )
     known = ", ".join(list(history.manifests)[-3:]) or "none"
     return f"was never committed in this run; the newest commits: {known}"
 

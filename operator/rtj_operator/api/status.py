@@ -244,6 +244,8 @@ class AttemptRecord(ApiModel):
     """Why it was started."""
     from_step: int | None = None
     """Step that it resumed from; absent: from the start."""
+    from_checkpoint: str | None = Field(default=None, max_length=64)
+    """Checkpoint that it resumed from."""
     mesh: str = ""
     """Mesh in one word."""
     nodes: int = 0

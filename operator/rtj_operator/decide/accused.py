@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from rtj_operator.api import AttemptRecord, JobStatus
 from rtj_operator.classify import RESTORE_POINT_BAD, End
-from rtj_operator.conditions import EventReason
+from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.ends import counted
 from rtj_operator.decide.view import View
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Plan
-from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
+from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault, trains_otherwise
 
 MOST_IN_A_ROW = 3
 """Restore points found bad without a step in between, before somebody must look: with a broken node, store or library
@@ -33,20 +33,31 @@ def restore_fault(status: JobStatus) -> RestoreFault | None:
     return parse_restore_fault(last.message or "", point.checkpoint_id)
 
 
-def too_many_bad(records: Sequence[AttemptRecord]) -> str:
-    """Why no further restore point is tried; empty while one may be."""
-    bad = 0
+def too_many_bad(records: Sequence[AttemptRecord]) -> tuple[Reason, str] | None:
+    """Why no further restore point is tried; None while one may be."""
+    row: list[AttemptRecord] = []
     for record in reversed(records):
         if record.outcome == RESTORE_POINT_BAD:
-            bad += 1
+            row.append(record)
         elif record.last_step is not None and record.last_step > (record.from_step or 0):
             break
+    bad = len(row)
     if bad < MOST_IN_A_ROW:
-        return ""
-    return (
+        return None
+    if all(_trained_otherwise(r.message or "") for r in row):
+        judged_before = [r.from_checkpoint for r in row[1:] if r.from_checkpoint]
+        text = f"{bad} restore points in a row trained otherwise than before (limit {MOST_IN_A_ROW}): "
+        return Reason.RESUME_DIFFERS, text + trains_otherwise(judged_before)
+    return Reason.RESTORE_POINT_BAD, (
         f"{bad} restore points in a row were found bad (limit {MOST_IN_A_ROW}): a broken store, node or library is "
         "likelier than that; look with rtj checkpoints verify --deep"
     )
+
+
+def _trained_otherwise(message: str) -> bool:
+    """Whether an end accuses the restored state, by the steps after it."""
+    fault = parse_restore_fault(message, "")
+    return fault is not None and fault.fault == "state"
 
 
 def judged(view: View, plan: Plan) -> tuple[JobStatus, tuple[Event, ...]]:

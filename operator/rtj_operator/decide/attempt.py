@@ -17,7 +17,7 @@ from rtj_operator.api import (
     RestartAction,
     RestorePointStatus,
 )
-from rtj_operator.classify import RESTORE_POINT_BAD, End, Leaving, save_in_flight
+from rtj_operator.classify import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving, save_in_flight
 from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.accused import judged, restore_fault, too_many_bad
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
@@ -26,6 +26,7 @@ from rtj_operator.decide.ends import (
     complete,
     ended_event,
     fail,
+    matching_rule,
     record_end,
     rule_for,
 )
@@ -82,9 +83,12 @@ def after_end(view: View, end: End) -> Step:
     status = record_end(view, view.status, end, ordered=bad)
     event = ended_event(view, end)
     if bad and (why := too_many_bad(status.attempts)):
-        return _add_event(fail(view, status, Reason.RESTORE_POINT_BAD, f"{why}; last: {end.message}"), event)
+        reason, text = why
+        return _add_event(fail(view, status, reason, f"{text}; last: {end.message}"), event)
     if end.outcome == "ResumeRefused":
         return _add_event(fail(view, status, Reason.RESUME_REFUSED, end.message), event)
+    if end.outcome == USAGE_ERROR and matching_rule(view.spec.restart, end) is None:
+        return _add_event(fail(view, status, Reason.USAGE_ERROR, end.message), event)
     action = rule_for(view.spec.restart, end)
     if action is RestartAction.FAIL:
         reason = reason_of(end.cause.value) or Reason.ATTEMPT_ENDED
@@ -171,7 +175,7 @@ def plan_incomplete(view: View) -> Step | None:
         return Step(view.status, effects, WATCH_SECONDS) if effects else None
     status, said = judged(view, plan)
     adopted = adopt_plan(replace(view, status=status), plan)
-    return Step(adopted, effects, WATCH_SECONDS, (*said, _started_event(plan)))
+    return Step(adopted, effects, WATCH_SECONDS, (*said, *_damage(plan), _started_event(plan)))
 
 
 def _fence_action(view: View, attempt: AttemptStatus, bad: RestoreFault | None) -> FenceAndPublish:
@@ -209,6 +213,7 @@ def adopt_plan(view: View, plan: Plan) -> JobStatus:
         "epoch": plan.epoch,
         "mesh": shape.mesh,
         "from_step": point.step if point else None,
+        "from_checkpoint": point.checkpoint_id if point else None,
     }
     records = [*status.attempts[:-1], *(_fenced(r, update, view) for r in status.attempts[-1:])]
     text = f"attempt {plan.attempt}: ranks are starting on {shape.mesh}" + (
@@ -359,6 +364,14 @@ def _hung(view: View) -> End | None:
             True,
         )
     return None
+
+
+def _damage(plan: Plan) -> tuple[Event, ...]:
+    """What of the journal the fence could not read: the attempt runs, and somebody should look."""
+    if not plan.journal_damage:
+        return ()
+    text, key = plan.journal_damage[:1000], f"damage/{plan.epoch}"
+    return (Event(EventReason.STORE_TROUBLE, text, key, warning=True),)
 
 
 def _started_event(plan: Plan) -> Event:

@@ -7,7 +7,7 @@ import fnmatch
 from datetime import datetime, timedelta
 
 from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
-from rtj_operator.classify import DRAINED, RESTORE_POINT_BAD, SIDECAR_OOM, STORE_UNAVAILABLE, End
+from rtj_operator.classify import DRAINED, RESTORE_POINT_BAD, SIDECAR_OOM, STORE_UNAVAILABLE, USAGE_ERROR, End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Event, PublishOrder
 from rtj_operator.decide.exclusion import FAILURES, failed_again, with_excluded
@@ -23,6 +23,7 @@ STORE_WAIT_SECONDS = 30
 """Before a restore is tried again that failed because the store was away."""
 _OUTCOME_CAUSES = {c.value: c for c in Cause} | {
     "Failed": Cause.RANK_FAILED,
+    USAGE_ERROR: Cause.RANK_FAILED,
     DRAINED: Cause.EVICTED,
     SIDECAR_OOM: Cause.OOM_KILLED,
 }
@@ -77,12 +78,17 @@ def backoff_until(restart: Restart, without_progress: int, now: datetime) -> dat
 
 def rule_for(restart: Restart, end: End) -> RestartAction:
     """The first rule of `restart.rules` that matches the end decides; without one it is an ordinary restart."""
+    return matching_rule(restart, end) or RestartAction.RESTART
+
+
+def matching_rule(restart: Restart, end: End) -> RestartAction | None:
+    """What the first rule of `restart.rules` that matches the end asks for; None when the user said nothing of it."""
     for rule in restart.rules or ():
         by_cause = rule.causes is None or end.cause in rule.causes
         by_code = rule.exit_codes is None or (end.exit_code is not None and end.exit_code in rule.exit_codes)
         if by_cause and by_code and _by_log(rule.log_pattern, end):
             return rule.action
-    return RestartAction.RESTART
+    return None
 
 
 def _by_log(pattern: str | None, end: End) -> bool:

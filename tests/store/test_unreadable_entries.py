@@ -1,0 +1,131 @@
+"""A journal entry that cannot be read: a quarantine is never undone by it, a commit never lost, and users are told."""
+
+from __future__ import annotations
+
+import pytest
+from store_world import KEYS, Save, fence, journal, reinstate, save
+
+from trainer_sidecar.contract.journal import Manifest, Owner, Quarantined
+from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.commit import update_latest
+from trainer_sidecar.store.fence import Fenced, JournalLostError, NothingRestorableError
+from trainer_sidecar.store.memory import MemoryStore
+from trainer_sidecar.store.quarantine import quarantine
+from trainer_sidecar.store.retention import RetentionPolicy, choose_retired
+
+TORN = b'{"seq": 4, "kind": "Quar'
+
+
+def run_of(store: Store, *steps: int) -> tuple[Fenced, list[Manifest]]:
+    fenced = fence(store)
+    by = journal(store)
+    return fenced, [save(store, fenced, step, by) for step in steps]
+
+
+def accused(store: Store, checkpoint: str) -> Quarantined:
+    by = journal(store)
+    by.read()
+    owner = by.history.owner or Owner(namespace="ns", uid="u")
+    return quarantine(by, checkpoint, "state", "diverged", owner=owner, writer="ada")
+
+
+def restore_step(fenced: Fenced) -> int | None:
+    return fenced.restore.step if fenced.restore else None
+
+
+def test_a_damaged_quarantine_makes_no_checkpoint_a_candidate_again() -> None:
+    store = MemoryStore()
+    _, (first, second) = run_of(store, 1, 2)
+    entry = accused(store, second.checkpoint_id)
+    assert entry.seq == 4
+    store.put(KEYS.journal(4), TORN)
+    history = journal(store).read()
+    assert history.doubted == {first.checkpoint_id: 4, second.checkpoint_id: 4}
+    assert history.newest_restorable is None
+    assert "entry 4 cannot be read" in history.damage
+    assert "2 checkpoints from before it are not used" in history.damage
+    with pytest.raises(NothingRestorableError, match=r"entry 4 cannot be read .* reinstate"):
+        fence(store, "nonce-2")
+    reinstate(store, first.checkpoint_id)
+    assert restore_step(fence(store, "nonce-2")) == 1, "somebody answers for this one, for the other nobody"
+
+
+def test_a_damaged_quarantine_stays_one_for_who_was_not_taken_while_it_could_be_read() -> None:
+    store = MemoryStore()
+    _, (first, second) = run_of(store, 1, 2)
+    accused(store, second.checkpoint_id)
+    assert restore_step(fence(store, "nonce-2")) == 1
+    store.put(KEYS.journal(4), TORN)
+    history = journal(store).read()
+    assert history.restorable(first.checkpoint_id), "the attempt after the damaged entry has taken it"
+    assert list(history.doubted) == [second.checkpoint_id]
+    assert restore_step(fence(store, "nonce-3")) == 1
+
+
+def test_commits_after_a_damaged_entry_are_in_no_doubt_and_those_before_it_are_never_retired() -> None:
+    store = MemoryStore()
+    fenced, _ = run_of(store, 1)
+    store.create(KEYS.journal(3), TORN)
+    by = journal(store)
+    by.read()
+    later = [save(store, fenced, step, by) for step in (2, 3, 4)]
+    history = journal(store).read()
+    assert choose_retired(history, RetentionPolicy(keep_last=2)) == [later[0].checkpoint_id], (
+        "entry 3 may have been a pin of step 1"
+    )
+    assert restore_step(fence(store, "nonce-2")) == 4
+
+
+@pytest.mark.parametrize("proof", ["latest", "parent", "attempt"])
+def test_a_damaged_commit_counts_when_another_word_and_its_manifest_prove_it(proof: str) -> None:
+    store = MemoryStore()
+    fenced, (first, second) = run_of(store, 1, 2)
+    by = journal(store)
+    by.read()
+    if proof == "latest":
+        assert update_latest(by, second)
+    elif proof == "parent":
+        save(store, fenced, 3, by)
+    else:
+        fence(store, "nonce-2")
+    store.put(KEYS.journal(second.seq), b"\xff damaged")
+    history = journal(store).read()
+    assert history.rebuilt == {second.seq: second.checkpoint_id}
+    same = {"writer", "nonce", "time"}
+    found = history.manifests[second.checkpoint_id]
+    assert found.model_dump(exclude=same) == second.model_dump(exclude=same)
+    assert not history.doubted
+    assert f"it was the commit of {second.checkpoint_id}" in history.damage
+    assert restore_step(fence(store, "nonce-9")) == (3 if proof == "parent" else 2)
+    assert [m.checkpoint_id for m in history.lineage][-2:] == [second.checkpoint_id, first.checkpoint_id]
+
+
+def test_a_word_without_the_manifest_or_with_another_ones_proves_nothing() -> None:
+    store = MemoryStore()
+    _, (first, second) = run_of(store, 1, 2)
+    fence(store, "nonce-2")  # names the manifest of step 2 by its digest
+    store.put(KEYS.journal(second.seq), TORN)
+    genuine = store.get(KEYS.manifest(second.checkpoint_id))
+    for bytes_ in (store.get(KEYS.manifest(first.checkpoint_id)), genuine + b" "):
+        store.put(KEYS.manifest(second.checkpoint_id), bytes_)
+        assert not journal(store).read().rebuilt
+    store.delete([KEYS.manifest(second.checkpoint_id)])
+    with pytest.raises(NothingRestorableError):
+        fence(store, "nonce-3")
+
+
+def test_the_only_commit_damaged_and_unproven_never_reads_as_start_from_scratch() -> None:
+    store = MemoryStore()
+    _, (only,) = run_of(store, 1)
+    store.put(KEYS.journal(only.seq), TORN)
+    with pytest.raises(JournalLostError, match=f"may have been the commit of {only.checkpoint_id}"):
+        fence(store, "nonce-2")
+    assert journal(store).latest() is None
+
+
+def test_what_was_uploaded_and_given_up_is_no_lost_commit() -> None:
+    store = MemoryStore()
+    fenced = fence(store)
+    Save(store, fenced, 1).upload_rank(0)
+    store.create(KEYS.journal(2), TORN)
+    assert restore_step(fence(store, "nonce-2")) is None, "parts without a manifest were never committed"
