@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
-from rtj_operator.api.names import LABEL_UID
+from rtj_operator.api.names import FINALIZER, LABEL_UID
 from rtj_operator.conditions import Reason
 from rtj_operator.credentials import BadSecret, credentials_of
 from rtj_operator.decide.actions import (
@@ -23,9 +23,12 @@ from rtj_operator.decide.actions import (
     DeleteJob,
     DeleteObject,
     DeletePods,
+    Event,
     FenceAndPublish,
     PublishOrder,
     PublishPlan,
+    RemoveRun,
+    SetFinalizer,
     WriteStatus,
 )
 from rtj_operator.decide.observed import Observed
@@ -33,6 +36,7 @@ from rtj_operator.faults import (
     AFTER_ATTEMPT_ENTRY,
     AFTER_JOB_CREATE,
     AFTER_PLAN_ON_ONE_POD,
+    AFTER_REMOVAL,
     AFTER_STATUS_WRITE,
     Faults,
 )
@@ -54,7 +58,10 @@ from rtj_operator.kube import (
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import Placement, PodSettings, build_job
 from rtj_operator.queue import Turns
+from rtj_operator.remover import RemovalOrder, remove
+from rtj_operator.remover import said as removal_said
 from rtj_operator.standing import standing
+from trainer_sidecar.contract.journal import Owner
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 
 T = TypeVar("T")
@@ -62,6 +69,8 @@ log = logging.getLogger(__name__)
 MOST_AT_ONCE = 32
 MOST_STORE_CALLS = 6
 """Threads at stores."""
+MOST_REMOVALS = 2
+"""Threads that delete runs: a long removal may stand in another one's way, and never in a fence's."""
 MOST_AT_STORES = 64
 """Jobs at their stores, those in line for a thread included. More are tried again later: nobody stands in a line that
 does not move."""
@@ -115,19 +124,25 @@ class Applier:
         self._store_calls = asyncio.Semaphore(MOST_STORE_CALLS)
         # Threads of their own: the loop's default ones also resolve names, the API server's among them.
         self._store_threads = ThreadPoolExecutor(MOST_STORE_CALLS, thread_name_prefix="store")
+        self._removal_threads = ThreadPoolExecutor(MOST_REMOVALS, thread_name_prefix="removal")
 
-    async def apply(self, actions: Sequence[Action], subject: Subject) -> None:
-        """All actions in order. Raises KubeError, FenceTrouble, ForeignObject; what was done until then stands.
+    async def apply(self, actions: Sequence[Action], subject: Subject) -> tuple[Event, ...]:
+        """All actions in order; events of what only doing them could tell. What was done until an error stands.
 
-        A status that is refused ends only what is new (`standing`): StatusRefused comes after the rest was done.
+        Raises KubeError, FenceTrouble, ForeignObject. A status that is refused ends only what is new (`standing`):
+        StatusRefused comes after the rest was done.
         """
         refused: Invalid | None = None
+        said: list[Event] = []
         for action in actions:
             allowed = action if refused is None else standing(action, subject.job, subject.observed)
             if allowed is None:
                 continue
             try:
-                await self._one(allowed, subject)
+                if isinstance(allowed, RemoveRun):
+                    said += await self._remove_run(allowed, subject)
+                else:
+                    await self._one(allowed, subject)
             except Invalid as exc:
                 if not isinstance(allowed, WriteStatus):
                     raise
@@ -138,6 +153,7 @@ class Applier:
                 f"{refused.sentence}. The CRD does not fit this object or this operator: install the CRD of this "
                 "version. What was decided before goes on, nothing new is begun"
             ) from refused
+        return tuple(said)
 
     async def _one(self, action: Action, subject: Subject) -> None:
         match action:
@@ -157,6 +173,8 @@ class Applier:
                 await self._kube.delete(
                     RTJ, subject.namespace, meta["name"], uid=meta["uid"], resource_version=version
                 )
+            case SetFinalizer(held):
+                await self._set_finalizer(subject.raw, held=held)
             case DeleteJob(name, uid):
                 await self._kube.delete(JOBS, subject.namespace, name, uid=uid)
             case FenceAndPublish():
@@ -238,6 +256,37 @@ class Applier:
         if not fenced.reused:
             self._metrics.attempts.labels(plan.cause.value).inc()
         await self.publish(plan, tuple((p.name, p.uid) for p in pods), subject.namespace)
+
+    async def _set_finalizer(self, raw: Object, *, held: bool) -> None:
+        """Ours among the others, refused (Conflict) when anybody wrote since `raw` was read."""
+        meta = raw["metadata"]
+        others = [f for f in meta.get("finalizers") or [] if f != FINALIZER]
+        body: Object = {"metadata": {"finalizers": [*others, FINALIZER] if held else others}}
+        version = meta["resourceVersion"]
+        await self._kube.patch(
+            RTJ, meta["namespace"], meta["name"], body, uid=meta["uid"], resource_version=version
+        )
+
+    async def _remove_run(self, action: RemoveRun, subject: Subject) -> tuple[Event, ...]:
+        """A part of the run's removal; with the last one the finalizer goes, unless the user has let go meanwhile."""
+        meta = subject.job.metadata
+        order = RemovalOrder(
+            spec=subject.spec,
+            owner=Owner(cluster=self._cluster, namespace=meta.namespace, name=meta.name, uid=meta.uid),
+            writer=self._writer,
+            known_attempts=action.known_attempts,
+            credentials=await self._credentials(subject.spec),
+        )
+        with self._turns.away() if self._turns else nullcontext():
+            loop = asyncio.get_running_loop()
+            done = await loop.run_in_executor(self._removal_threads, lambda: remove(self._stores, order))
+        self._faults.reached(AFTER_REMOVAL)
+        if done.left:
+            return ()
+        fresh = await self._kube.get(RTJ, meta.namespace, meta.name)
+        if fresh["metadata"]["uid"] == meta.uid:
+            await self._set_finalizer(fresh, held=False)
+        return removal_said(done, subject.spec)
 
     async def conflict_of(self, spec: EffectiveSpec) -> str:
         """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""

@@ -121,6 +121,8 @@ class Reason(StrEnum):
     GRACE_TOO_SHORT = "GraceTooShort"
     ATTEMPT_SUPERSEDED = "AttemptSuperseded"
     STATUS_BEHIND = "StatusBehind"
+    # deletion
+    DELETING_CHECKPOINTS = "DeletingCheckpoints"
     # ends
     RUNNING = "Running"
     FINISHED = "Finished"
@@ -201,6 +203,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.GRACE_TOO_SHORT: "The pods' grace period is shorter than a save takes.",
     Reason.ATTEMPT_SUPERSEDED: "A later attempt than the status' own stands in the journal; another one is started.",
     Reason.STATUS_BEHIND: "A Job of a later placement than the status' own exists: the status was set back.",
+    Reason.DELETING_CHECKPOINTS: "The object is deleted, and its checkpoints before it (deletionPolicy: Delete).",
     Reason.RUNNING: "Not ended.",
     Reason.FINISHED: "The ranks finished and their last save is committed.",
     Reason.TOO_MANY_FAILURES: "restart.maxAttemptsWithoutProgress failures in a row without a newer commit.",
@@ -238,6 +241,10 @@ class EventReason(StrEnum):
     ADOPTED = "Adopted"
     COMPLETED = "Completed"
     FAILED = "Failed"
+    DELETING_CHECKPOINTS = "DeletingCheckpoints"
+    CHECKPOINTS_DELETED = "CheckpointsDeleted"
+    CHECKPOINTS_KEPT = "CheckpointsKept"
+    DELETION_BLOCKED = "DeletionBlocked"
 
 
 EVENT_DOCS: dict[EventReason, str] = {
@@ -266,6 +273,10 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.ADOPTED: "A run of another object was taken over.",
     EventReason.COMPLETED: "Training finished; steps, attempts, seconds.",
     EventReason.FAILED: "The job failed; why, and what can be done.",
+    EventReason.DELETING_CHECKPOINTS: "The job is deleted with deletionPolicy Delete: its checkpoints go first.",
+    EventReason.CHECKPOINTS_DELETED: "The run's checkpoints are deleted; how many, and the object goes.",
+    EventReason.CHECKPOINTS_KEPT: "What of a deleted job's run stays in the store, and why.",
+    EventReason.DELETION_BLOCKED: "Checkpoints of a deleted job cannot be deleted now; why, and how to let it go.",
 }
 
 

@@ -13,7 +13,10 @@ AFTER_STATUS_WRITE = "after-status-write"
 AFTER_ATTEMPT_ENTRY = "after-attempt-entry"
 AFTER_JOB_CREATE = "after-job-create"
 AFTER_PLAN_ON_ONE_POD = "after-plan-publish-one-pod"
-PLACES = frozenset({AFTER_STATUS_WRITE, AFTER_ATTEMPT_ENTRY, AFTER_JOB_CREATE, AFTER_PLAN_ON_ONE_POD})
+AFTER_REMOVAL = "after-removal-part"
+PLACES = frozenset(
+    {AFTER_STATUS_WRITE, AFTER_ATTEMPT_ENTRY, AFTER_JOB_CREATE, AFTER_PLAN_ON_ONE_POD, AFTER_REMOVAL}
+)
 
 
 class Faults:

@@ -48,6 +48,7 @@ from trainer_sidecar.store.journal import Journal, JournalError, JournalLostErro
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
+from trainer_sidecar.store.removal import was_removed
 from trainer_sidecar.store.reread import confirmed, state_tolerance
 from trainer_sidecar.store.verify import FormatTooNewError
 
@@ -60,11 +61,12 @@ MOST_JOURNALS = 128
 
 
 class FenceTrouble(Exception):
-    """The attempt was not fenced. `final`: nothing but a change of the spec helps."""
+    """The store, or what stands in it, is in the way. `final`: nothing but a change of the spec helps. `about`: what
+    was to be done, when that was no attempt."""
 
-    def __init__(self, reason: Reason, message: str, *, final: bool = False) -> None:
+    def __init__(self, reason: Reason, message: str, *, final: bool = False, about: str = "") -> None:
         super().__init__(message)
-        self.reason, self.final = reason, final
+        self.reason, self.final, self.about = reason, final, about
 
 
 class PlanRefused(Exception):
@@ -304,6 +306,8 @@ def conflict_of(stores: Stores, spec: EffectiveSpec, credentials: Mapping[str, s
         return ""
     place = f"run {kept.journal.keys.prefix} in {kept.journal.store.url}"
     other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
+    if was_removed(history):
+        return f"{place} belonged to {other}, with which its checkpoints were deleted: choose another checkpoint.runId"
     return f"{place} belongs to {other}: choose another checkpoint.runId, or set checkpoint.adopt: true to take it over"
 
 

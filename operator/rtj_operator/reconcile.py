@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
-from rtj_operator.api.names import LABEL_PLACEMENT
+from rtj_operator.api.names import FINALIZER, LABEL_PLACEMENT
 from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, Observed, View, decide
@@ -92,7 +92,8 @@ class Reconciler:
         except InvalidJobError as exc:
             return await self._unreadable(raw, str(exc))
         job, spec = made.job, made.spec
-        problems = made.problems or await self._dry_run(job, spec)
+        going = job.metadata.deletion_timestamp is not None
+        problems = made.problems or (() if going else await self._dry_run(job, spec))
         wanted = None if problems else made.wanted
         try:
             read = await self.observer.read(raw)
@@ -101,7 +102,7 @@ class Reconciler:
             )
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
-        if self.first_look is not None and not problems:
+        if self.first_look is not None and not problems and not going:
             look = self.first_look.of(job, spec)
             observed = replace(observed, run_pending=look.pending, run_conflict=look.conflict)
         now, nonce = self.now(), self.nonce()
@@ -194,7 +195,7 @@ class Reconciler:
 
     async def _carry_out(self, decision: Decision, subject: Subject, view: View) -> float | None:
         try:
-            await self.applier.apply(decision.actions, subject)
+            done = await self.applier.apply(decision.actions, subject)
         except Conflict as exc:
             log.info("%s/%s: somebody wrote first, looking again: %s", *_key(subject), exc)
             return 0.05
@@ -207,7 +208,7 @@ class Reconciler:
             raise TryLater(str(exc)) from exc
         except (Unavailable, NotFound, AlreadyExists) as exc:
             raise TryLater(str(exc)) from exc
-        await self.events.post(subject.raw, decision.events)
+        await self.events.post(subject.raw, (*decision.events, *done))
         if any(isinstance(a, FenceAndPublish) for a in decision.actions):
             return 0.0
         return decision.requeue_after
@@ -229,6 +230,11 @@ class Reconciler:
     async def _unreadable(self, raw: Object, sentence: str) -> float:
         """An object stored under another schema: say it where there is a place, touch nothing."""
         meta = raw["metadata"]
+        if meta.get("deletionTimestamp") and FINALIZER in (meta.get("finalizers") or []):
+            sentence += (
+                f". Its checkpoints cannot be deleted so: correct the spec, or take the finalizer {FINALIZER} off to "
+                "let the object go and keep them"
+            )
         log.error("%s/%s: %s", meta["namespace"], meta["name"], sentence)
         status = JobStatus(phase=Phase.INVALID, reason=Reason.SCHEMA_MISMATCH, message=sentence[:4000])
         if (raw.get("status") or {}).get("message") != status.message:
@@ -255,7 +261,7 @@ def _same_intent(new: JobStatus, old: JobStatus) -> bool:
 def trouble_of(exc: FenceTrouble | ForeignObject | Invalid | Forbidden) -> Trouble:
     """What the status says of a refused action."""
     if isinstance(exc, FenceTrouble):
-        return Trouble(exc.reason, str(exc), exc.final)
+        return Trouble(exc.reason, str(exc), exc.final, exc.about)
     if isinstance(exc, Invalid):
         return Trouble(Reason.TEMPLATE_REFUSED, str(exc))
     return Trouble(Reason.POD_REFUSED, str(exc))

@@ -16,6 +16,8 @@ from rtj_operator.decide.actions import (
     FenceAndPublish,
     PublishOrder,
     PublishPlan,
+    RemoveRun,
+    SetFinalizer,
     WriteStatus,
 )
 from rtj_operator.decide.observed import Observed
@@ -28,6 +30,8 @@ def standing(action: Action, job: ResumableTrainingJob, observed: Observed) -> A
     match action:
         case WriteStatus():
             return None
+        case SetFinalizer() | RemoveRun():
+            return action
         case CreateJob(placement):
             current = status.placement
             return action if current and not current.released and current.number == placement else None
@@ -39,6 +43,8 @@ def standing(action: Action, job: ResumableTrainingJob, observed: Observed) -> A
             return action if _ordered(job, order) else None
         case DeleteObject():
             return action if _over(status) else None
+        case DeletePods() | DeleteJob() if job.metadata.deletion_timestamp is not None:
+            return action
         case DeletePods(pods):
             given_up = {p.uid for p in observed.pods if p.placement < _below(status)}
             kept = tuple((name, uid) for name, uid in pods if uid in given_up)

@@ -132,5 +132,5 @@ def test_a_fault_setting_that_names_no_place_is_refused() -> None:
         Faults("nowhere")
     with pytest.raises(ValueError, match="there may be 'stop', not 'pause'"):
         Faults("after-job-create:1:pause")
-    assert len(PLACES) == 4
+    assert len(PLACES) == 5
     assert Observed().jobs == ()

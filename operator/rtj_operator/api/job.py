@@ -25,6 +25,7 @@ class ObjectMeta(ApiModel):
     resource_version: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
+    finalizers: list[str] = Field(default_factory=list)
     creation_timestamp: Timestamp | None = None
     deletion_timestamp: Timestamp | None = None
 

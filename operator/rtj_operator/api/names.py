@@ -21,6 +21,8 @@ LABEL_UID = f"{GROUP}/uid"
 """Its uid: an object of the same name that was deleted and made again is another one (O19)."""
 LABEL_PLACEMENT = f"{GROUP}/placement"
 """Number of the placement, on its Job and pods (O1)."""
+FINALIZER = f"{GROUP}/checkpoints"
+"""On a job with `deletionPolicy: Delete`: the object stays until its checkpoints are deleted."""
 ANNOTATION_PLAN = PLAN_ANNOTATION
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY_VALUE = "rtj-operator"

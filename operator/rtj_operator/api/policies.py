@@ -89,3 +89,5 @@ class Phase(StrEnum):
     FAILED = "Failed"
     INVALID = "Invalid"
     """The spec cannot run; the condition Valid says why."""
+    DELETING = "Deleting"
+    """The object is deleted, and its checkpoints with it (`deletionPolicy: Delete`)."""

@@ -307,7 +307,9 @@ class JobSpec(SpecModel):
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
     """Seconds after its end at which the object is deleted. Never touches checkpoints. Left out: it stays."""
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
-    """What happens to the checkpoints when the object is deleted. Retain: nothing."""
+    """What happens to the checkpoints when the object is deleted. Retain: nothing. Delete: all of the run goes but its
+    journal and what other runs or people hold, and the object stays until it has; setting Retain meanwhile lets the
+    object go and keeps what is left. Delete such a job before its namespace and the Secret."""
     managed_by: str | None = Field(default=None, max_length=63)
     """Another controller that runs this job; this operator then leaves it alone. Immutable."""
     status_port: int = Field(default=9477, ge=1024, le=65535)

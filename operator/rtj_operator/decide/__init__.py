@@ -19,6 +19,7 @@ from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
 from rtj_operator.decide.refused import as_placed, goes_on, held_back
+from rtj_operator.decide.removal import removal
 from rtj_operator.decide.resize import (
     deadline_passed,
     draining,
@@ -48,15 +49,12 @@ def decide(
 ) -> Decision:
     """What one reconcile shall do. `now` is Unix seconds; `nonce` becomes that of an attempt, if one is begun."""
     before = View(meta, spec, wanted, problems, status, observed, now, nonce)
+    if (alone := removal(before)) is not None:
+        return alone
     view = replace(before, status=with_commits(before))
     view = as_placed(_reopened(view))
     step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
     return _decision(before, view, held_back(view, step))
-
-
-def being_deleted(view: View) -> Step | None:
-    """Owner references clean up; nothing is decided any more."""
-    return Step(view.status) if view.meta.deletion_timestamp is not None else None
 
 
 def managed_elsewhere(view: View) -> Step | None:
@@ -139,7 +137,6 @@ def _refused_so_far(status: JobStatus) -> tuple[str, str] | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    being_deleted,
     managed_elsewhere,
     already_over,
     spec_refused,
@@ -176,7 +173,7 @@ def _reopened(view: View) -> View:
 
 def _decision(before: View, view: View, step: Step) -> Decision:
     """Status first, then effects; garbage of older placements goes with any decision."""
-    if view.meta.deletion_timestamp is not None or view.spec.managed_by:
+    if view.spec.managed_by:
         return Decision((), before.status)
     status = with_active_time(view, _with_job_uid(view, step.status))
     status = with_conditions(view, status, step.degraded)

@@ -36,6 +36,20 @@ class DeleteObject:
 
 
 @dataclass(frozen=True)
+class SetFinalizer:
+    """Put our finalizer onto the job, or take it off. Alone in its decision: it needs the version that was read."""
+
+    held: bool
+
+
+@dataclass(frozen=True)
+class RemoveRun:
+    """Delete a part of the run's objects, fenced and journalled; the finalizer goes with the last one."""
+
+    known_attempts: int
+
+
+@dataclass(frozen=True)
 class DeletePods:
     """Delete these pods (name, uid), with a grace that no later delete can shorten (O6)."""
 
@@ -97,6 +111,8 @@ Action: TypeAlias = (
     WriteStatus
     | CreateJob
     | DeleteObject
+    | SetFinalizer
+    | RemoveRun
     | DeletePods
     | DeleteJob
     | FenceAndPublish

@@ -17,6 +17,8 @@ class Trouble:
     reason: Reason
     message: str
     final: bool = False
+    about: str = ""
+    """Of what, when that is no attempt."""
 
 
 def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus, Event]:
@@ -33,8 +35,10 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     if trouble.reason is Reason.ATTEMPT_SUPERSEDED:
         status = _given_up(view, status, trouble)
     event_reason = EventReason.FAILED if trouble.final else EventReason.STORE_TROUBLE
+    if trouble.about:
+        event_reason = EventReason.DELETION_BLOCKED
     number = status.attempt.number if status.attempt else 0
-    key = f"trouble/{view.number}/{number}/{trouble.reason}"
+    key = f"trouble/{trouble.about}{view.number}/{number}/{trouble.reason}"
     degraded = (trouble.reason.value, trouble.message)
     return with_conditions(view, status, degraded), Event(event_reason, message[:1000], key, warning=True)
 
