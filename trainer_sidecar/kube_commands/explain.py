@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
+from rtj_operator.api import DeletionPolicy, JobStatus, Phase, ResumableTrainingJob
 from rtj_operator.conditions import REASON_DOCS, Reason
 from trainer_sidecar.kube_commands.next_acts import ADVICE, ORDERS
 from trainer_sidecar.kube_commands.words import clock, counted, since, span
@@ -107,14 +107,14 @@ def _unseen(case: _Case) -> list[str]:
 def _next(case: _Case) -> list[str]:
     job, status = case.job, case.status
     if job.metadata.deletion_timestamp is not None:
-        return ["The object is being deleted: its pods go with it, its checkpoints stay in the store."]
+        return _deleting(case)
     if job.spec.managed_by:
         return [f"This operator leaves the job alone: spec.managedBy names {job.spec.managed_by}."]
     if status.phase is None:
         return [
             "The operator makes a placement (one Job with a pod for each node) as soon as it sees the job."
         ]
-    return _BY_PHASE[status.phase](case)
+    return _BY_PHASE.get(status.phase, _deleting)(case)
 
 
 def _pending(case: _Case) -> list[str]:
@@ -192,7 +192,7 @@ def _recovering(case: _Case) -> list[str]:
     budget = f"{counted(failures, 'failure')} without a newer commit so far; " if failures else ""
     return [
         f"{when}attempt {status.counters.attempts + 1} begins, {_from(case)}",
-        f"{budget}{counted(left, 'more')} and the job is Failed." if failures and left > 0 else "",
+        f"{budget}{left} more and the job is Failed." if failures and left > 0 else "",
         *_shrinks(case),
     ]
 
@@ -217,6 +217,12 @@ def _failed(case: _Case) -> list[str]:
 
 def _invalid(_: _Case) -> list[str]:
     return ["Nothing is started until the spec is corrected; the sentences above say what to change."]
+
+
+def _deleting(case: _Case) -> list[str]:
+    kept = case.job.spec.deletion_policy is DeletionPolicy.RETAIN
+    fate = "stay in the store" if kept else "are deleted, too (spec.deletionPolicy)"
+    return [f"The object is being deleted: its pods go with it, its checkpoints {fate}."]
 
 
 _BY_PHASE: dict[Phase, Callable[[_Case], list[str]]] = {

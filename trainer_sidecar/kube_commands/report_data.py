@@ -6,7 +6,7 @@ not be read is said in `notes`, never guessed.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,7 +120,8 @@ def with_journal(known: Sequence[ReportAttempt], history: History) -> list[Repor
     found = []
     for entry, later in zip(history.attempts, [*history.attempts[1:], None], strict=True):
         own = entry.attempt in told
-        found.append(told.pop(entry.attempt) if own else _journalled(entry, later))
+        record = told.pop(entry.attempt) if own else _journalled(entry, later)
+        found.append(replace(record, epoch=entry.seq))
     return sorted([*found, *told.values()], key=lambda attempt: attempt.attempt)
 
 

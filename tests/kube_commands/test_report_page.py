@@ -1,0 +1,156 @@
+"""`rtj report`: one page that needs nothing else, whose pictures say what journal, witnesses and status say."""
+
+from __future__ import annotations
+
+import html.parser
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import store_world as world
+from conftest import Desk
+from job_values import NOW, event, job
+
+from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
+from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.kube_commands.chart_svg import nice_ticks, time_ticks
+from trainer_sidecar.kube_commands.report_charts import recovery_points
+from trainer_sidecar.kube_commands.report_data import Report, ReportAttempt, ReportCommit
+from trainer_sidecar.store.open import open_store
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def page(desk: Desk, tmp_path: Path) -> str:
+    """The page of a job with two attempts, four commits and their witnesses; a hostile message among its events."""
+    store = open_store(f"file://{tmp_path}/store")
+    first = world.fence(store)
+    commits = [world.save(store, first, step) for step in (100, 200)]
+    second = world.fence(store, "nonce-2", cause=Cause.RANK_FAILED)
+    commits += [world.save(store, second, step) for step in (300, 400)]
+    for commit in commits:
+        seen = [
+            WitnessStep(step=commit.step + i, loss=4.0 - commit.step / 200 - i / 100, batch_digest="00")
+            for i in (1, 2, 3)
+        ]
+        witness = Witness(epoch=commit.epoch, checkpoint_id=commit.checkpoint_id, steps=seen)
+        store.create(world.KEYS.witness(commit.checkpoint_id), witness.to_bytes())
+    desk.server.put(job("run", store=f"file://{tmp_path}/store"))
+    desk.server.events = [event("Resumed", '<script>alert("x")</script>', 980, uid="uid-run")]
+    path = tmp_path / "page.html"
+    assert desk.rtj("report", "run", "--to", str(path)) == f"{path}\n"
+    assert desk.said == ""
+    return path.read_text()
+
+
+def pictures(page: str) -> list[ElementTree.Element]:
+    parts = page.split("<svg")[1:]
+    return [ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>") for part in parts]
+
+
+def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
+    class Reader(html.parser.HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+            self.tags: set[str] = set()
+            self.addresses: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.tags.add(tag)
+            self.addresses += [str(v) for k, v in attrs if k in ("src", "href", "xlink:href")]
+            if tag != "meta":
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert not reader.tags & {"script", "link", "img", "iframe", "object"}
+    assert reader.addresses == []
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_the_pictures_show_attempts_commits_losses_and_what_was_at_risk(page: str) -> None:
+    timeline, loss, risk = pictures(page)
+    assert len(timeline.findall(f"{SVG}rect")) == 2
+    assert len([line for line in timeline.findall(f"{SVG}line") if line.get("class") == "commit"]) == 4
+    paths = loss.findall(f"{SVG}path")
+    assert [path.findtext(f"{SVG}title") for path in paths] == ["attempt 1", "attempt 2"]
+    assert len(loss.findall(f"{SVG}circle")) == 12
+    assert "step 401, loss 1.99" in " ".join(title.text or "" for title in loss.iter(f"{SVG}title"))
+    assert risk.findall(f"{SVG}path")
+    for picture in (timeline, loss, risk):
+        width, height = (float(n) for n in str(picture.get("viewBox")).split()[2:])
+        for dot in picture.iter(f"{SVG}circle"):
+            assert 0 <= float(dot.get("cx") or -1) <= width
+            assert 0 <= float(dot.get("cy") or -1) <= height
+
+
+def test_without_the_store_the_page_says_what_is_missing(desk: Desk, tmp_path: Path) -> None:
+    desk.server.put(job("run", store=f"file://{tmp_path}/none"))
+    path = tmp_path / "page.html"
+    desk.rtj("report", "run", "--to", str(path))
+    assert "The store was not read" in desk.said
+    text = path.read_text()
+    assert "with your own credentials" in text
+    assert len(pictures(text)) == 1, "a line of training at risk without the commits would be a wrong one"
+    told = desk.json("report", "run", "--no-store")
+    assert [attempt["attempt"] for attempt in told["attempts"]] == [1, 2]
+    assert told["losses"] == []
+
+
+def test_the_distance_to_the_last_commit_rises_and_falls_within_an_attempt() -> None:
+    start = NOW.timestamp()
+    attempts = [
+        ReportAttempt(1, "First", start, start + 100, epoch=1),
+        ReportAttempt(2, "RankFailed", start + 110, None, epoch=4),
+    ]
+    commits = [ReportCommit("a", 10, 80, start + 60, 1), ReportCommit("b", 20, 160, start + 130, 4)]
+    report = Report("run", "team", start + 150, "Running", "", {}, attempts, commits, [], [], whole=True)
+    seen = [None if p is None else (p[0] - start, p[1]) for p in recovery_points(report)]
+    assert seen == [
+        (0, 0), (60, 60), (60, 0), (100, 40), None,
+        (110, 0), (130, 20), (130, 0), (150, 20), None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.001, 0.0013), (-5, 120000), (3, 3)])
+def test_ticks_are_round_numbers_within_their_range(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high)
+    assert 1 <= len(ticks) <= 8
+    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
+
+
+@pytest.mark.parametrize("reach", [0.5, 45, 4000, 90000, 30 * 86400])
+def test_ticks_of_time_are_few_whatever_the_reach(reach: float) -> None:
+    assert len(time_ticks(1000.0, 1000.0 + reach)) <= 9
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
+def test_a_browser_renders_the_page_without_a_complaint(page: str, tmp_path: Path) -> None:
+    shot = tmp_path / "page.png"
+    words = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--window-size=1100,2400",
+    ]
+    ran = subprocess.run(
+        [*words, f"--screenshot={shot}", f"file://{tmp_path}/page.html"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert shot.stat().st_size > 20_000
+    assert "CONSOLE" not in ran.stderr
