@@ -99,9 +99,13 @@ class Place:
         assert done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
         return done.stdout
 
-    def start(self, fault: str = "", *, metrics_port: int = 0) -> None:
+    @property
+    def inner_kubeconfig(self) -> str:
+        """For processes in the control plane's network namespace."""
+        return str(Path(self.env["KUBECONFIG"]).with_name("kubeconfig.inner"))
+
+    def start(self, fault: str = "", *, metrics_port: int = 0, kubeconfig: str = "") -> None:
         """Start the operator where pods can be reached; `fault` names the place at which it dies."""
-        kubeconfig = str(Path(self.env["KUBECONFIG"]).with_name("kubeconfig.inner"))
         command = [
             *(sys.executable, str(ROOT / "hack" / "cluster"), "exec-ns", "cp", "--"),
             *(
@@ -111,7 +115,7 @@ class Place:
                 "--namespaces",
                 self.namespace,
                 "--kubeconfig",
-                kubeconfig,
+                kubeconfig or self.inner_kubeconfig,
             ),
             *("--sidecar-image", SIDECAR_IMAGE, "--sidecar-pull-policy", "Never", "--sidecar-cpu", "10m"),
             *("--store-endpoint", self.env["RTJ_S3_ENDPOINT_POD"], "--store-region", self.env["AWS_REGION"]),
@@ -223,16 +227,24 @@ class Place:
 
     def journal(self, name: str) -> list[dict[str, Any]]:
         """All entries of the run's journal, in order."""
-        s3 = boto3.client(
+        s3 = self._s3()
+        keys = [k for k in self.objects(name) if "/journal/" in k]
+        return [json.loads(s3.get_object(Bucket=BUCKET, Key=k)["Body"].read()) for k in keys]
+
+    def objects(self, name: str) -> list[str]:
+        """Keys of everything of the run, in order."""
+        prefix = f"{self.namespace}/{self.namespace}/{name}/"
+        pages = self._s3().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        return sorted(o["Key"] for page in pages for o in page.get("Contents", []))
+
+    def _s3(self) -> Any:
+        return boto3.client(
             "s3",
             endpoint_url=self.env["RTJ_S3_ENDPOINT"],
             region_name=self.env["AWS_REGION"],
             aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
         )
-        prefix = f"{self.namespace}/{self.namespace}/{name}/journal/"
-        keys = sorted(o["Key"] for o in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", []))
-        return [json.loads(s3.get_object(Bucket=BUCKET, Key=k)["Body"].read()) for k in keys]
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.journal(name) if e["kind"] == "Attempt"]

@@ -85,9 +85,11 @@ def test_an_operator_killed_after_a_write_leaves_nothing_twice(place: Place, fau
     assert place.status("crash")["attempt"]["nonce"] == attempts[0]["nonce"]
 
 
-def test_a_pod_deleted_by_hand_saves_and_the_job_goes_on_in_a_new_placement(place: Place) -> None:
+def test_a_pod_deleted_by_hand_saves_and_the_job_goes_on_until_it_is_deleted_with_its_checkpoints(
+    place: Place,
+) -> None:
     place.start()
-    place.apply("hand")
+    place.apply("hand", deletionPolicy="Delete")
     place.wait_phase("hand", "Running")
     committed = place.wait_commit("hand")
     victim = place.pods()[0]["metadata"]["name"]
@@ -96,6 +98,12 @@ def test_a_pod_deleted_by_hand_saves_and_the_job_goes_on_in_a_new_placement(plac
     status = place.wait_phase("hand", "Running")
     assert status["restorePoint"]["step"] >= committed
     assert status["attempts"][1]["cause"] == "PodLost", status["attempts"]
+
+    assert any("/checkpoints/" in key for key in place.objects("hand"))
+    place.kubectl("-n", place.namespace, "delete", "rtj", "hand", "--wait=true", "--timeout=50s")
+    assert place.pods() == []
+    assert [k for k in place.objects("hand") if "/journal/" not in k] == []
+    assert place.journal("hand")[-1]["reason"] == "deleted with its object"
 
 
 def test_a_spec_that_cannot_run_is_refused_with_a_sentence_and_creates_nothing(place: Place) -> None:
