@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from hack.reference import chart_values, dashboard, job_reference, metrics_reference  # noqa: E402
+from hack.reference import chart_values, cli_reference, dashboard, job_reference, metrics_reference  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -24,6 +24,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "metrics.md": metrics_reference.page(),
         REFERENCE / "job.md": job_reference.page(),
         REFERENCE / "events.md": job_reference.words(),
+        REFERENCE / "cli.md": cli_reference.page(),
     }
 
 

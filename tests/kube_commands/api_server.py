@@ -50,6 +50,7 @@ class ApiServer:
         self.installed = True
         self.token = "secret-token"
         self.asked: list[str] = []
+        self.used: set[tuple[str, str]] = set()
         self.on_patch: Callable[[Object], None] = lambda job: None
 
     def put(self, job: Object) -> Object:
@@ -166,6 +167,7 @@ class ApiServer:
         return job
 
     def _allow(self, verb: str, resource: str, namespace: str | None) -> None:
+        self.used.add((verb, resource))
         if f"{verb} {resource}" in self.forbidden:
             where = f' in the namespace "{namespace}"' if namespace else ""
             raise Refused(

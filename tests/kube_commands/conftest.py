@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Desk:
     kubeconfig: Path
     capture: Callable[[], Any]
     said: str = ""
+    checkpoints: list[str] = field(default_factory=list)
 
     def rtj(self, *words: str, code: int = 0) -> str:
         """stdout of `rtj <words>`; the exit code must be `code`. stderr is in `said`."""

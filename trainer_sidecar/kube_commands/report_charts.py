@@ -104,7 +104,7 @@ def recovery(report: Report) -> str:
     if not real or not report.whole:
         return ""
     x, y = x_axis(low, high), y_axis(0, max(p[1] for p in real) * 1.05 or 1.0, height)
-    y_ticks = [(t, span(t)) for t in nice_ticks(0, y.high, 5)]
+    y_ticks = [(t, span(t)) for t in time_ticks(0, y.high, 6)]
     parts = frame(height, x, y, _time_labels(low, high), y_ticks)
     parts += lines([Series(points, "c0", "at risk")], x, y, lambda _, seconds: span(seconds))
     return svg(height, parts, "Seconds of training at risk over time")

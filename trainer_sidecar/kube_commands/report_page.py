@@ -39,6 +39,8 @@ th { text-align: left; font-weight: 500; color: var(--dim); } td, th { padding: 
   border-bottom: 1px solid var(--grid); } td { overflow-wrap: anywhere; }
 td:first-child, th:first-child { white-space: nowrap; }
 """
+_BARS = "One bar an attempt, by its number; a mark is a commit. Times are UTC. Hover for how each ended."
+_LOSS = "Loss by step. Two attempts that saw the same steps lie on each other where nothing was lost."
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -80,12 +82,16 @@ def _charts(report: Report) -> list[str]:
             ("bad", "failed or lost"),
             ("unknown", "end not known"),
         )
-        + '<p class="dim">One bar an attempt, by its number; a mark is a commit. Hover for how each ended.</p>',
+        + f'<p class="dim">{_BARS}</p>',
     ]
     if loss := losses(report.losses):
         numbers = sorted({point.attempt for point in report.losses})
         shown = [(f"c{i % COLOURS}", f"attempt {number}") for i, number in enumerate(numbers)][-12:]
-        parts += ['<h2 id="loss">Loss across attempts</h2>', loss, _key(*shown)]
+        parts += [
+            '<h2 id="loss">Loss across attempts</h2>',
+            loss,
+            _key(*shown) + f'<p class="dim">{_LOSS}</p>',
+        ]
     if risk := recovery(report):
         parts += [
             '<h2 id="recovery">Training at risk</h2>',
