@@ -28,17 +28,17 @@ DROPPED = ("title", "default")
 COLUMNS: tuple[tuple[str, str, str, int, str], ...] = (
     ("Phase", "string", ".status.phase", 0, "One word for people."),
     ("Nodes", "integer", ".status.nodes", 0, "Nodes of the current placement."),
-    ("Mesh", "string", ".status.plan.mesh", 0, "Mesh of the current attempt."),
     ("Step", "integer", ".status.progress.step", 0, "Training's step."),
-    ("Committed", "date", ".status.lastCommitted.time", 0, "Age of the newest committed checkpoint."),
     ("RPO", "string", ".status.recoveryPoint.summary", 0, "What would be lost if everything stopped now."),
-    ("Attempts", "integer", ".status.counters.attempts", 0, "Attempts started."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Age of the object."),
     ("Reason", "string", ".status.reason", 1, "Why the job is in this phase."),
+    ("Mesh", "string", ".status.plan.mesh", 1, "Mesh of the current attempt."),
+    ("Attempts", "integer", ".status.counters.attempts", 1, "Attempts started."),
+    ("Committed", "date", ".status.lastCommitted.time", 1, "Age of the newest committed checkpoint."),
     ("Verified", "date", ".status.lastVerified.time", 1, "Age of the newest verified checkpoint."),
     ("Loss", "string", ".status.progress.loss", 1, "Last loss."),
 )
-"""(name, type, path, priority, description); priority 1 shows with `-o wide`."""
+"""(name, type, path, priority, description); priority 1 shows with `-o wide`. The others fit into 80 characters."""
 
 
 def definition() -> JsonObject:

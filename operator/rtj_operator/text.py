@@ -21,6 +21,14 @@ def count(value: int) -> int:
     return min(max(0, value), MOST)
 
 
+def lasting(seconds: int) -> str:
+    """A duration as kubectl shows ages, in one unit: `95s`, `12m`, `30h`, `4d`."""
+    for unit, size in (("s", 1), ("m", 60), ("h", 3600)):
+        if seconds < size * (120 if size < 3600 else 48):
+            return f"{seconds // size}{unit}"
+    return f"{seconds // 86400}d"
+
+
 def many(number: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -188,7 +188,7 @@ class RecoveryPoint(ApiModel):
     verified: Distance | None = None
     """To the newest one that a resume or a drill has proven."""
     summary: str | None = None
-    """Both in one word for the column, as in 120 steps/35s."""
+    """Both in one word for the column, as in 120 steps/35s or 900 steps/12m."""
 
 
 class Counters(ApiModel):

@@ -24,7 +24,7 @@ from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
-from rtj_operator.text import count, printable
+from rtj_operator.text import count, lasting, printable
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.status import CommittedStatus, PhaseTimes, SidecarStatus, TrainerState
 
@@ -281,7 +281,7 @@ def _recovery(status: JobStatus, progress: ProgressStatus, view: View) -> Recove
     if committed is None:
         return None
     verified = _distance(status.last_verified, progress, view)
-    summary = f"{committed.steps} steps/{committed.seconds}s"
+    summary = f"{committed.steps} steps/{lasting(committed.seconds)}"
     return RecoveryPoint(committed=committed, verified=verified, summary=summary)
 
 
