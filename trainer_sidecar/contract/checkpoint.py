@@ -85,6 +85,10 @@ class TrainingState(Document):
     """Of a save inside an accumulation window: what was consumed of it, loss and denominators so far (T17)."""
     statistics: dict[str, float] = Field(default_factory=dict)
     """Trailing loss and gradient-norm statistics, for checks when there is no witness."""
+    items: dict[str, Any] = Field(default_factory=dict)
+    """Of a save through torch.distributed.checkpoint: values that are no tensors, by stored name."""
+    paths: dict[str, list[str | int]] = Field(default_factory=dict)
+    """The same: keys on the way to a value in the state dict, of names that joined keys do not tell (`a/0/b`)."""
 
 
 class FrozenObject(Document):

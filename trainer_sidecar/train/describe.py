@@ -1,20 +1,24 @@
-"""An ownership plan as the columns of a part: which tensors a rank's file holds slices of, and where."""
+"""An ownership plan as the columns of a part: which tensors a rank's file holds slices of, and where.
+
+Entries of one name are one tensor: a rank can hold several shards of it, each with an entry of its own.
+"""
 
 from __future__ import annotations
 
 from trainer_sidecar.contract.checkpoint import Slices, Tensors
-from trainer_sidecar.train.ownership import OwnershipPlan
+from trainer_sidecar.train.ownership import Entry, OwnershipPlan
 
 
-def _named(plan: OwnershipPlan, rank: int) -> list[int]:
+def _named(plan: OwnershipPlan, rank: int) -> dict[str, Entry]:
     """Tensors of which this rank owns a slice; those that have no element at all are named by their first rank."""
     empty = {i for i, e in enumerate(plan.entries) if 0 in e.shape and e.layout.ranks[0] == rank}
-    return sorted({o.entry for o in plan.owned} | empty)
+    named = sorted({o.entry for o in plan.owned} | empty)
+    return {plan.entries[i].name: plan.entries[i] for i in named}
 
 
 def tensor_columns(plan: OwnershipPlan, rank: int = -1) -> Tensors:
     """The tensors of the plan's slices; `rank` is left out where tensors without elements are named elsewhere."""
-    entries = [plan.entries[i] for i in _named(plan, rank)]
+    entries = _named(plan, rank).values()
     return Tensors(
         names=[e.name for e in entries],
         dtypes=[e.dtype for e in entries],
@@ -24,9 +28,9 @@ def tensor_columns(plan: OwnershipPlan, rank: int = -1) -> Tensors:
 
 def slice_columns(plan: OwnershipPlan, rank: int = -1) -> Slices:
     """The slices, numbered as in `tensor_columns`, all in one file."""
-    number = {entry: i for i, entry in enumerate(_named(plan, rank))}
+    number = {name: i for i, name in enumerate(_named(plan, rank))}
     return Slices(
-        tensor=[number[o.entry] for o in plan.owned],
+        tensor=[number[plan.entries[o.entry].name] for o in plan.owned],
         file=[0] * len(plan.owned),
         offset=[o.offset for o in plan.owned],
         length=[o.length for o in plan.owned],

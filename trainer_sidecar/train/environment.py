@@ -68,8 +68,8 @@ class Environment:
 
 
 _joined: Environment | None = None
-_claimed: Environment | None = None
-"""That of the session that this process has made."""
+_claimed: tuple[Environment, str] | None = None
+"""That of the session that this process has made, or of what else saves in it."""
 
 
 def join(device: str | None = None) -> Environment:
@@ -84,16 +84,21 @@ def join(device: str | None = None) -> Environment:
     return _joined
 
 
-def claim(env: Environment) -> None:
+def claim(env: Environment, saver: str = "Session") -> None:
     """One attempt is one session: a second one would wait for the buffer of the first for ever. Raises
-    TrainingLibraryError."""
+    TrainingLibraryError. `saver`: what makes the claim."""
     global _claimed
-    if _claimed is env:
+    if _claimed is not None and _claimed[0] is env:
+        before = _claimed[1]
+        if before != saver:
+            raise TrainingLibraryError(
+                f"this process saves by a {before}, and a {saver} would write into the same buffers: use one of them"
+            )
         raise TrainingLibraryError(
             "this process has made a Session already, and one attempt is one session: give all phases of the training "
             "to one Session, or start each phase by its own rtj run with its own --run-id"
         )
-    _claimed = env
+    _claimed = env, saver
 
 
 def disclaim() -> None:

@@ -98,7 +98,7 @@ def make_plan(entries: tuple[Entry, ...], rank: int, world_size: int) -> Ownersh
                 )
         added[holders] = loads - before
     mine.sort(key=lambda piece: (piece[0], piece[1].start))
-    return _with_offsets(entries, mine, sum(added.values(), np.zeros(world_size, np.int64)))
+    return laid_out(entries, mine, sum(added.values(), np.zeros(world_size, np.int64)))
 
 
 def _refuse_duplicates(entries: tuple[Entry, ...]) -> None:
@@ -161,9 +161,10 @@ def _position(layout: Layout, coordinate: tuple[int, ...] | None) -> tuple[tuple
     return shard, replica
 
 
-def _with_offsets(
-    entries: tuple[Entry, ...], pieces: list[tuple[int, Box, Box]], loads: np.ndarray
+def laid_out(
+    entries: tuple[Entry, ...], pieces: list[tuple[int, Box, Box]], loads: np.ndarray | Sequence[int]
 ) -> OwnershipPlan:
+    """A rank's `pieces` (entry, place in the global tensor, place in the shard) one after the other in its buffer."""
     owned, offset = [], 0
     for i, place, local in pieces:
         length = place.numel * entries[i].itemsize

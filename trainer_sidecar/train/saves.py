@@ -92,8 +92,11 @@ class Saves:
         agreement: Agreement,
         parent: str | None,
         frozen: FrozenWeights,
+        follows: bool | None = None,
     ) -> None:
+        """`follows`: this rank asks for outcomes itself. Default: rank 0, from which the agreement carries them."""
         self._frozen = frozen
+        self._follows = env.rank == 0 if follows is None else follows
         self._env, self._planner, self._agreement = env, planner, agreement
         self._stager = Stager(env.volume.rank_stage(env.rank))
         self._parent = parent
@@ -125,14 +128,7 @@ class Saves:
 
     def begin(self, captured: Captured, content: Content) -> InFlight:
         """Stage and start the background part. The save before must be settled."""
-        assert self.in_flight is None, "two saves in flight"
-        step, plan = content.progress.step, self._env.plan
-        number = self._tries.get(step, 0)
-        self._tries = {step: number + 1}
-        save_id = keys.save_id(plan.nonce, step, content.progress.micro_step, number)
-        save = InFlight(save_id, keys.checkpoint_id(step, plan.epoch, save_id), step)
-        save.micro = content.progress.micro_step
-        self.in_flight = save
+        save = self._open(content.progress)
         if self._reserving is not None:
             self._reserving.join()
         captured, frozen = split(captured)
@@ -142,14 +138,34 @@ class Saves:
             shared = replicas.digests(captured, self._env.rank)
             shared.update(replicas.documents(captured, self._stage_name))
             seal = seal[0].model_copy(update={"replica_digests": shared}), seal[1]
+        self._start(save, seal, frozen)
+        return save
+
+    def pass_over(self, progress: Progress, reason: str) -> InFlight:
+        """In place of `begin`, where this rank has no part for the save that the others begin: it fails as a whole."""
+        save = self._open(progress)
+        save.detail = reason
+        self._give_up(save.save_id, reason)
+        self._start(save, None, Captured())
+        return save
+
+    def _open(self, progress: Progress) -> InFlight:
+        """Name the save as every rank names it (protocol R6)."""
+        assert self.in_flight is None, "two saves in flight"
+        step, plan = progress.step, self._env.plan
+        number = self._tries.get(step, 0)
+        self._tries = {step: number + 1}
+        save_id = keys.save_id(plan.nonce, step, progress.micro_step, number)
+        self.in_flight = InFlight(save_id, keys.checkpoint_id(step, plan.epoch, save_id), step)
+        self.in_flight.micro = progress.micro_step
+        return self.in_flight
+
+    def _start(self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured) -> None:
+        arguments = (save, staged, frozen, look(frozen))
         save.thread = threading.Thread(
-            target=self._background,
-            args=(save, seal, frozen, look(frozen)),
-            daemon=True,
-            name=f"rtj-save-{step}",
+            target=self._background, args=arguments, daemon=True, name=f"rtj-save-{save.step}"
         )
         save.thread.start()
-        return save
 
     @property
     def _stage_name(self) -> str:
@@ -209,7 +225,7 @@ class Saves:
         try:
             if staged is not None:
                 self._finish(save, *staged, frozen, seen)
-            if self._env.rank == 0:
+            if self._follows:
                 self._follow(save)
         except Fenced as error:
             save.code, save.detail = Code.FENCED, str(error)

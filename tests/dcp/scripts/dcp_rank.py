@@ -1,0 +1,170 @@
+"""A rank of a script that saves and loads by torch.distributed.checkpoint alone. `DCP_MODE`: save, kill, load or bad.
+
+What it met is written to `$TINY_OUT/dcp-e<epoch>-r<rank>.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from trainer_sidecar.dcp import CheckpointRefused, SaveInFlight, SidecarReader, SidecarWriter, lane
+from trainer_sidecar.train import join
+
+env = join("cpu")
+found: dict[str, Any] = {}
+lane._ENDING_SECONDS = 0.3
+
+
+class Held(DefaultSavePlanner):
+    """Plans only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def create_local_plan(self) -> Any:
+        self.go.wait(60)
+        return super().create_local_plan()
+
+
+class Killed(DefaultSavePlanner):
+    """Rank 1 dies in the middle of its share, rank 0 has given its own."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        if env.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().resolve_data(write_item)
+
+
+def make(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Two rows on three ranks: one of them has none."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 700), torch.nn.BatchNorm1d(700), torch.nn.Linear(700, 2))
+    fully_shard(model, mesh=env.mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(4, 5)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fill: float) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, optimizer)
+    odd = [torch.full((3,), fill), {"half": torch.full((2, 2), fill, dtype=torch.bfloat16)}]
+    small = {"scalar": torch.tensor(fill), "none": torch.zeros(0, 4), "a/b": torch.full((2,), fill)}
+    told = {"step": int(fill), "names": ("x", None), "rate": fill / 3, "raw": b"\0\1"}
+    return {"model": weights, "optimizer": moments, "odd": odd, "small": small, "told": told}
+
+
+def digests(tree: Any, path: str = "") -> dict[str, Any]:
+    """Whole tensors by digest, everything else as text."""
+    if isinstance(tree, dict | list):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {k: v for key, value in pairs for k, v in digests(value, f"{path}/{key}").items()}
+    if not isinstance(tree, torch.Tensor):
+        return {path: repr(tree)}
+    whole = tree.full_tensor() if isinstance(tree, DTensor) else tree
+    raw = whole.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return {path: f"{whole.dtype} {list(whole.shape)} {hashlib.sha256(raw).hexdigest()[:16]}"}
+
+
+def refusal(call: Any, *arguments: Any, **options: Any) -> str:
+    try:
+        call(*arguments, **options)
+    except CheckpointException as error:
+        return "; ".join(f"{type(e[0]).__name__}: {e[0]}" for e in error.failures.values())
+    except (CheckpointRefused, SaveInFlight, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+def save() -> None:
+    model, optimizer = make(1)
+    writer = SidecarWriter(device="cpu")
+    one = state(model, optimizer, 1.0)
+    found["step 1"] = digests(one)
+    dcp.save(one, checkpoint_id="folder/step-1", storage_writer=writer)
+
+    step(model, optimizer)
+    two = state(model, optimizer, 2.0)
+    found["step 2"] = digests(two)
+    group = torch.distributed.new_group(backend="gloo")  # a gloo group serves one thread at a time
+    future = dcp.async_save(two, checkpoint_id=2, storage_writer=writer, process_group=group)
+    step(model, optimizer)  # the copy is made: this may not be seen
+    two["odd"][0].zero_()
+    future.result()
+
+    held = Held()
+    future = dcp.async_save(
+        state(model, optimizer, 3.0),
+        storage_writer=SidecarWriter(3, device="cpu"),
+        planner=held,
+        process_group=group,
+    )
+    more = {"w": torch.ones(2)}
+    found["second async"] = refusal(dcp.async_save, more, checkpoint_id=4, storage_writer=writer)
+    found["second"] = refusal(dcp.save, more, checkpoint_id=4, storage_writer=writer)
+    held.go.set()
+    future.result()
+
+    found["object"] = refusal(dcp.save, {**more, "bad": Held}, checkpoint_id=4, storage_writer=writer)
+    found["no step"] = refusal(dcp.save, more, storage_writer=writer)
+    found["no number"] = refusal(dcp.save, more, checkpoint_id="last", storage_writer=writer)
+    found["one rank"] = refusal(dcp.save, more, checkpoint_id=4, storage_writer=writer, no_dist=True)
+    writer.tell(4, loss=0.5)
+    dcp.save(more, checkpoint_id="step-5", storage_writer=writer)
+
+
+def kill() -> None:
+    writer = SidecarWriter(device="cpu")
+    dcp.save({"w": torch.ones(2, 2)}, checkpoint_id=6, storage_writer=writer)
+    parts = {f"w{i}": torch.ones(100) for i in range(8)}
+    dcp.save(parts, checkpoint_id=7, storage_writer=writer, planner=Killed())
+
+
+def load() -> None:
+    model, optimizer = make(2)
+    reader = SidecarReader(device="cpu")
+    found["point"] = reader.restore_point.step if reader.restore_point else None
+    found["other"] = refusal(dcp.load, {"w": torch.ones(2)}, checkpoint_id="step-9", storage_reader=reader)
+    mine = state(model, optimizer, 0.0)
+    dcp.load(mine, checkpoint_id="step-2", storage_reader=reader)
+    found["loaded"] = digests(mine)
+    set_state_dict(model, optimizer, model_state_dict=mine["model"], optim_state_dict=mine["optimizer"])
+    step(model, optimizer)
+    stored = {"small/scalar": torch.zeros(())}
+    dcp.load(stored, storage_reader=SidecarReader(device="cpu"))
+    found["by stored name"] = stored["small/scalar"].item()
+
+
+def bad() -> None:
+    model, optimizer = make(2)
+    reader = SidecarReader(device="cpu")
+    found["refused"] = refusal(
+        dcp.load, {"model": get_state_dict(model, optimizer)[0]}, storage_reader=reader
+    )
+
+
+{"save": save, "kill": kill, "load": load, "bad": bad}[os.environ["DCP_MODE"]]()
+folder = Path(os.environ["TINY_OUT"])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / f"dcp-e{env.plan.epoch}-r{env.rank}.json").write_text(json.dumps(found))
+torch.distributed.barrier()

@@ -1,0 +1,180 @@
+"""The saves of one rank's process, whatever number of writers a script makes: one at a time, each to its outcome.
+
+DCP tells a writer neither that a save has failed on another rank nor, but on the coordinator, that it has ended. So
+each rank asks its own sidecar for the outcome, and the thread in which a save runs tells whether DCP is still at it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.checkpoint import Progress, TrainingState
+from trainer_sidecar.contract.journal import SaveReason
+from trainer_sidecar.dcp.errors import SaveInFlight
+from trainer_sidecar.dcp.items import Share
+from trainer_sidecar.train import environment
+from trainer_sidecar.train.agreement import Agreement
+from trainer_sidecar.train.environment import Environment
+from trainer_sidecar.train.errors import SaveFailed, SidecarRefused, TrainingLibraryError
+from trainer_sidecar.train.frozen import FrozenWeights
+from trainer_sidecar.train.ownership import OwnershipPlan, Planner
+from trainer_sidecar.train.saves import Code, Content, InFlight, Saves
+
+_ENDING_SECONDS = 2.0
+"""DCP's thread may live a moment longer than its save."""
+_PROGRESS_SECONDS = 0.5
+
+
+class _Given(Planner):
+    """The plan that DCP's planner has made."""
+
+    given: OwnershipPlan | None = None
+
+    def plan(self, entries: object) -> OwnershipPlan:
+        assert self.given is not None
+        assert entries == self.given.entries
+        return self.given
+
+    def give(self, plan: OwnershipPlan) -> None:
+        """The same object for an equal plan, for which the buffer's views are made already."""
+        if plan != self.given:
+            self.given = plan
+
+
+class Lane:
+    """Saves of one attempt in this process. `of` makes it once."""
+
+    def __init__(self, env: Environment) -> None:
+        environment.claim(env, "SidecarWriter")
+        self.env = env
+        self._planner = _Given(env.rank, env.world_size)
+        point = env.plan.restore
+        agreement = Agreement(env.world_size, env.control)
+        parent = point.checkpoint_id if point else None
+        self._saves = Saves(env, self._planner, agreement, parent, FrozenWeights(env), follows=True)
+        self._stager: threading.Thread | None = None
+        """Has staged for a save that DCP will begin in another thread."""
+        self._saver: threading.Thread | None = None
+        """In which the newest save runs or ran."""
+        self._begun = False
+        """That save has come as far as this rank's part."""
+        self._told = 0.0
+
+    def stage(self) -> None:
+        """A save begins by a copy in this thread. Raises SaveInFlight."""
+        self._refuse_second()
+        self._stager = threading.current_thread()
+
+    def unstage(self) -> None:
+        """The copy failed: no save follows it."""
+        self._stager = None
+
+    def enter(self) -> None:
+        """DCP begins a save in this thread: that of `stage`, or another one. Raises SaveInFlight."""
+        here = threading.current_thread()
+        if self._stager is None or self._stager is here:
+            self._refuse_second()
+        self._stager, self._saver, self._begun = None, here, False
+
+    def _refuse_second(self) -> None:
+        saver = self._saver
+        if self._stager is None:
+            if saver is None or saver is threading.current_thread():
+                return
+            saver.join(_ENDING_SECONDS)
+            if not saver.is_alive() or self._known:
+                return
+        raise SaveInFlight(
+            "another save is in flight: wait for it first, as by future.result() of dcp.async_save; one save at a time "
+            "is staged and uploaded"
+        )
+
+    @property
+    def _known(self) -> bool:
+        """The outcome of the newest save is there."""
+        save = self._saves.in_flight
+        return self._begun and (save is None or save.thread is None or not save.thread.is_alive())
+
+    def begin(self, step: int, share: Share) -> None:
+        """Copy this rank's share into the shared volume; sealing and uploading go on in the background.
+
+        Raises SaveInFlight, Fenced; what fails from here on is told by `outcome`.
+        """
+        self._end_before()
+        self._planner.give(share.plan())
+        self._saves.begin(share.captured, self._content(step, share))
+
+    def pass_over(self, step: int, reason: str) -> None:
+        """This rank has nothing to give: the save fails as a whole, also where others have given theirs."""
+        self._end_before()
+        self._saves.pass_over(_progress(step), reason)
+
+    def _end_before(self) -> None:
+        with contextlib.suppress(SaveFailed):  # it was told where that save was waited for
+            self.outcome()
+        self._begun = True
+
+    def outcome(self) -> None:
+        """Wait for the save in flight, if any. Raises SaveFailed, Fenced, SaveInFlight after its time-out."""
+        save = self._saves.in_flight
+        if save is None or save.thread is None:
+            return
+        patience = self.env.plan.checkpoint.save_timeout_seconds
+        save.thread.join(max(0.0, patience - (time.monotonic() - save.began)))
+        if save.thread.is_alive():
+            raise SaveInFlight(
+                f"the save of step {save.step} has not ended within {patience:g} s, checkpoint.saveTimeoutSeconds: it "
+                "goes on and may still be committed; see the sidecar's log and the store"
+            )
+        self._settle(save)
+
+    def _settle(self, save: InFlight) -> None:
+        try:
+            code = self._saves.outcome or Code.FAILED
+        except SidecarRefused as error:
+            raise TrainingLibraryError(str(error)) from error
+        self._saves.settle(code)
+        if code != Code.COMMITTED:
+            raise SaveFailed(f"step {save.step} is not committed: {self._saves.last_failure}")
+
+    def tell(self, step: int, loss: float | None = None, *, now: bool = False) -> None:
+        """Progress for status, events and hang time-outs; at most twice a second."""
+        if not now and time.monotonic() - self._told < _PROGRESS_SECONDS:
+            return
+        self._told = time.monotonic()
+        message = m.ReportProgress(rank=self.env.rank, step=step, epoch=0, samples=0, loss=loss)
+        try:
+            self.env.client.tell(message)
+        except SidecarRefused as error:
+            raise TrainingLibraryError(str(error)) from error
+
+    def _content(self, step: int, share: Share) -> Content:
+        state = TrainingState(optimizers=[], items=share.items, paths=share.paths)
+        per_stage = self.env.world_size // self.env.plan.topology.mesh.pp
+        speaks = self.env.rank % per_stage == 0 or share.items or share.paths
+        return Content(
+            progress=_progress(step),
+            reason=SaveReason.REQUEST,
+            rank_state={},
+            training_state=state if speaks else None,
+            fingerprints={},
+        )
+
+
+def _progress(step: int) -> Progress:
+    """DCP knows nothing of samples."""
+    return Progress(step=step, epoch=0, samples=0, sample_digest="")
+
+
+_lane: Lane | None = None
+
+
+def lane_of(env: Environment) -> Lane:
+    """The one lane of this process and attempt. Raises TrainingLibraryError when a Session saves in it."""
+    global _lane
+    if _lane is None or _lane.env is not env:
+        _lane = Lane(env)
+    return _lane

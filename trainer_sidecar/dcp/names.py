@@ -1,0 +1,63 @@
+"""Names of a state dict's values: where they stand in it, what DCP calls them, and under what they are stored.
+
+DCP joins the keys on the way to a value by dots (`model.0.weight`), where it flattens. Stored names are joined by
+slashes (`model/0.weight`), as a `Session`'s are, so that the model of either is found by `rtj export` and read by the
+other's loader. Ways that a stored name does not tell (through lists, keys with slashes) are kept beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from trainer_sidecar.contract.keys import parse_checkpoint_id
+
+Path = tuple[str | int, ...]
+"""Keys and list indexes from the outermost dict to the value."""
+
+_LAST_NUMBER = re.compile(r"(\d+)\D*\Z")
+
+
+def path_of(fqn: str, mappings: Any) -> Path:
+    """By the mappings of a planner that flattens; without them, the name itself is the only key."""
+    return tuple(mappings.get(fqn, (fqn,))) if isinstance(mappings, Mapping) else (fqn,)
+
+
+def stored_name(path: Path) -> str:
+    """Under which a value is stored."""
+    return "/".join(map(str, path))
+
+
+def fqn_of(path: Path) -> str:
+    """What DCP calls it."""
+    return ".".join(map(str, path))
+
+
+def untold(path: Path) -> list[str | int] | None:
+    """The path, when its stored name does not tell it."""
+    return None if told(stored_name(path)) == path else list(path)
+
+
+def told(name: str) -> Path:
+    """The path that a stored name tells."""
+    return tuple(name.split("/"))
+
+
+def step_of(checkpoint_id: str | PathLike[str] | int) -> int:
+    """The step that a save's `checkpoint_id` names: a number, the last number of a path, or a full id.
+
+    Raises ValueError for one without a number.
+    """
+    text = str(checkpoint_id).rstrip("/").rpartition("/")[2]
+    try:
+        return parse_checkpoint_id(text)[0]
+    except ValueError:
+        found = _LAST_NUMBER.search(text)
+    if found is None:
+        raise ValueError(
+            f"checkpoint_id {str(checkpoint_id)!r} names no step: give the number of steps taken, as in "
+            "checkpoint_id=f'step-{step}'"
+        )
+    return int(found[1])
