@@ -4,7 +4,9 @@ Everything above it speaks `Kube`, so that the client library stays a detail (te
 Reads always go to the API server's store (no `resourceVersion`), never to a cache (operator.md O22).
 """
 
+import asyncio
 import json
+import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -82,6 +84,19 @@ class Forbidden(KubeError):
 
 class Unavailable(KubeError):
     """Connection, time-out, 429 or 5xx: try again later."""
+
+
+class Busy(Unavailable):
+    """429 or 503: the server says itself that it did not get to it."""
+
+    retry_after = 0.0
+    """Seconds that the server asked for; 0: it named none."""
+
+
+BUSY_WAITS = (0.1, 0.3, 0.9)
+"""Seconds before each further try of one request, when the server names none (as client-go does it)."""
+BUSY_LONGEST = 2.0
+"""What is longer than that waits in the queue, where it holds up nobody."""
 
 
 class Kube(Protocol):
@@ -220,6 +235,26 @@ class ApiServer:
         body: Object | str | None = None,
         content_type: str = "application/json",
     ) -> Object:
+        """Ask, and ask again a few times when the server was too busy to answer: a look needs several answers in a row.
+
+        Writes too: each is guarded by a fixed name, an uid or a version, so that one that was done after all does not
+        happen twice but ends in AlreadyExists or Conflict.
+        """
+        for wait in BUSY_WAITS:
+            try:
+                return await self._ask(method, path, query, body, content_type)
+            except Busy as exc:
+                await asyncio.sleep(min(exc.retry_after or wait * random.uniform(0.5, 1.5), BUSY_LONGEST))
+        return await self._ask(method, path, query, body, content_type)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Object | str | None,
+        content_type: str,
+    ) -> Object:
         headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": FIELD_MANAGER}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         text = urlencode({k: v for k, v in (query or {}).items() if v})
@@ -232,9 +267,17 @@ class ApiServer:
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise Unavailable(f"{method} {path}: {type(exc).__name__}: {exc}") from exc
         if answer.status >= 400:
-            raise _error(method, path, answer.status, data)
+            error = _error(method, path, answer.status, data)
+            if isinstance(error, Busy):
+                error.retry_after = _seconds(answer.headers.get("Retry-After"))
+            raise error
         parsed = json.loads(data) if data else {}
         return parsed if isinstance(parsed, dict) else {}
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of a Retry-After header; 0 without one. The API server sends whole seconds; a date counts as none."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
 
 
 _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
@@ -273,6 +316,8 @@ def _error(method: str, path: str, status: int, data: bytes) -> KubeError:
         403: Forbidden,
         404: NotFound,
         422: Invalid,
+        429: Busy,
+        503: Busy,
     }
     kind = kinds.get(status, Unavailable)
     if status == 409:
