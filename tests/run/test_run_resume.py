@@ -93,6 +93,12 @@ def test_killed_twice_with_all_its_processes_it_resumes_and_repeats_nothing(
     assert resume, run.text()
     assert all(check["passed"] for check in resume[-1]["checks"]), resume[-1]
 
+    again = start_run(store_url, SCRIPT, str(STEPS), "0", options=options)
+    assert again.wait() == 0, again.text()
+    assert f"the same command finished at step {STEPS}" in again.events("Complete")[0]["message"]
+    assert not again.events("AttemptStarted"), "nothing is started to find out that there is nothing to do"
+    assert history(store_url).tail == journal.tail
+
     steps = surviving(ledger, journal)
     assert sorted(steps) == list(range(1, STEPS + 1))
     assert all(sorted(s.rank for s in steps[n]) == [0, 1] for n in steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from trainer_sidecar.contract.journal import ObjectRef, RestorePoint, SaveReason
 from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
 from trainer_sidecar.contract.status import CommittedStatus, InFlightStatus, SidecarStatus, TrainerState
 from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
+from trainer_sidecar.run.not_finite import why_no_good
 from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.memory import MemoryStore
+from trainer_sidecar.store.quarantine import quarantine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
+import store_world as world
 
 FULL = "NoSpace: file:///ckpt: the disk is full"
 
@@ -94,3 +100,25 @@ def test_only_the_same_command_with_the_same_files_is_complete(tmp_path: Path) -
     store.put(keys.finished, b"garbage")
     assert not why_complete(store, keys, At(), script)
     assert command_digest(["/no/such\0file"]), "arguments may be anything"
+
+
+def test_a_checkpoint_whose_loss_was_no_number_is_told_with_the_way_back() -> None:
+    store = MemoryStore()
+    fenced = world.fence(store)
+    commits = [world.save(store, fenced, step) for step in (4, 8, 12)]
+    for lost in commits[1:]:
+        store.put(world.KEYS.journal(lost.seq), lost.model_copy(update={"finite": False}).to_bytes())
+    history = world.journal(store).read()
+    ids = [m.checkpoint_id for m in commits]
+    assert not why_no_good(history, ids[0])
+    text = why_no_good(history, ids[2])
+    assert "no finite number at step 12" in text
+    assert f"step 4 ({ids[0]})" in text
+    assert f"rtj checkpoints quarantine {ids[1]} --descendants" in text, (
+        "the first one of them covers the rest"
+    )
+    about: Any = {"owner": fenced.entry.owner, "writer": "ada", "covers_descendants": True}
+    quarantine(world.journal(store), ids[1], "state", "loss not finite", **about)
+    point = world.journal(store).read().newest_restorable
+    assert point is not None
+    assert point.checkpoint_id == ids[0], "and that is where it goes on"

@@ -22,6 +22,7 @@ from trainer_sidecar.run.finished import record_finish, why_complete
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
 from trainer_sidecar.run.local_volume import LocalVolume
+from trainer_sidecar.run.not_finite import why_no_good
 from trainer_sidecar.run.outage import ROUND_SECONDS, StoppedWaitingError, StoreWait
 from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
@@ -188,6 +189,8 @@ class LocalRun:
             restore=plan.restore.model_dump(by_alias=True) if plan.restore else None,
             topology=topology.model_dump(by_alias=True),
         )
+        if plan.restore:
+            self._tell_not_finite(plan.restore.checkpoint_id)
         saved, batch = fenced.saved_topology, topology.batch.global_batch_size
         if saved is not None and saved.batch.global_batch_size != batch:
             self._events.tell(
@@ -195,6 +198,10 @@ class LocalRun:
                 f"{batch} samples a step from here on, until now {saved.batch.global_batch_size} (kept when not given)",
             )
         return plan
+
+    def _tell_not_finite(self, checkpoint_id: str) -> None:
+        if sentence := why_no_good(self._journal.history, checkpoint_id):
+            self._events.tell("LossNotFinite", sentence)
 
     def _write_plan(self, plan: Plan) -> None:
         self._local.write_plan(plan.to_bytes())
@@ -305,6 +312,7 @@ class LocalRun:
         try:
             point = self._journal.refresh().newest_restorable
             if point is not None:
+                self._tell_not_finite(point.checkpoint_id)
                 record_finish(self._journal.store, self._settings.keys, point, self._settings.script)
         except StoreError as exc:
             self._events.tell("StoreTrouble", f"that the run has finished is not recorded: {exc}")

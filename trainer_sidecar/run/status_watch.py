@@ -84,7 +84,8 @@ class StatusWatch:
                 took = f" in {status.last_save_seconds:.1f} s" if status.last_save_seconds else ""
                 self._events.tell(
                     "Committed",
-                    f"step {commit.step} committed{took} (checkpoint {commit.checkpoint_id})",
+                    f"step {commit.step} committed{took} (checkpoint {commit.checkpoint_id})"
+                    + ("" if commit.finite else ", while the loss was no finite number"),
                     **commit.model_dump(by_alias=True),
                 )
         if status.store_error != self._told_error:
