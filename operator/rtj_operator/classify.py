@@ -224,6 +224,9 @@ def _placement_broken(lost: list[PodView], pods: Sequence[PodView], epoch: int) 
     if cause is Cause.EVICTED and _drained(culprit):
         outcome = DRAINED
     ended = culprit.outcome(epoch)
+    if cause is Cause.RANK_FAILED and ended is None and exit_code == _EXIT_USAGE:
+        outcome = USAGE_ERROR
+        message += ", which rtj-launch has for a wrong command line or environment; its log says which"
     more = f" ({len(lost)} pods lost)" if len(lost) > 1 else ""
     silence = max(p.silent_seconds for p in lost)
     return End(

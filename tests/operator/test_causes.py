@@ -193,6 +193,10 @@ def test_a_command_line_that_the_script_refuses_fails_the_job_at_once_unless_a_r
     assert "exit code 2: train.py: error: unrecognized arguments: --lrr 1" in text
     assert "Correct the trainer's command and args" in text
     assert not fences(decision)
+    ended = pod(1, plan=True, trainer_running=False, trainer_end=ContainerEnd(2))
+    launcher = after((pod(0, plan=True, status=sidecar(0)), ended)).status
+    assert (launcher.phase, launcher.reason) == (Phase.FAILED, Reason.USAGE_ERROR)
+    assert "exit code 2, which rtj-launch has for a wrong command line" in (launcher.message or "")
     assert fences(after(unjoined(2), **rule("Restart", exitCodes=[2])))
     assert fences(after(unjoined(1))), "another code may be a failure that passes"
     assert fences(after(failing(exit_code=2))), "and so may this one once ranks had joined"
