@@ -1,15 +1,15 @@
 """Looking: fresh reads of one job's Jobs, pods, nodes and sidecars, folded into one immutable `Observed`.
 
 Nothing is decided here. A sidecar's answer is hostile input: small, quick, parsed by its model, or it counts as no
-answer. Two things are remembered between looks, both by pod uid: when a sidecar last answered, and the last body of a
-pod that was deleted (operator.md O9, O10).
+answer. Three things are remembered between looks, all by pod uid: when a sidecar last answered, since when it has told
+the same step, and the last body of a pod that was deleted (operator.md O9, O10).
 """
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -20,6 +20,7 @@ from rtj_operator.capacity import node_rooms
 from rtj_operator.decide.observed import Capacity, JobView, Observed, PodView
 from rtj_operator.kube import CORE_EVENTS, JOBS, NODES, PODS, Forbidden, Kube, KubeError, NotFound, Object
 from rtj_operator.podview import condition, job_view, pod_view, unix
+from rtj_operator.standstill import Standstill
 from rtj_operator.usage import UsageCache
 from trainer_sidecar.contract.plan import Order
 from trainer_sidecar.contract.status import SidecarStatus, TrainerState
@@ -81,13 +82,14 @@ class Read:
 class Observer:
     """Reads everything about one job. One instance per process; safe for many jobs at once."""
 
-    def __init__(self, kube: Kube) -> None:
-        self._kube = kube
+    def __init__(self, kube: Kube, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube, self._clock = kube, clock
         self.graves = Graves()
         self._heard: dict[str, float] = {}
+        self._standstill = Standstill()
         self._session: aiohttp.ClientSession | None = None
         self._no_nodes_until = 0.0
-        self._cleaned = time.monotonic()
+        self._cleaned = clock()
         self._usage = UsageCache(kube)
 
     async def close(self) -> None:
@@ -127,8 +129,9 @@ class Observer:
         answer = (await self._poll([first], port))[first.uid]
         if answer is None or not answer.ready or _says_more(answer):
             return None
-        self._heard[first.uid] = time.monotonic()
-        return tuple(replace(p, polled=True, status=answer) if p is first else p for p in pods)
+        now = self._clock()
+        asked = self._with_answer(first, {first.uid: answer}, now)
+        return tuple(asked if p is first else p for p in pods)
 
     def _views(self, pods: Iterable[Object], uid: str) -> list[PodView]:
         found = [bare_view(p) for p in pods]
@@ -183,7 +186,7 @@ class Observer:
         answers = await self._poll([v for v in mine if v.index == 0 or _unusual(v)], port)
         if _worth_all(mine, answers):
             answers |= await self._poll([v for v in mine if v.uid not in answers], port)
-        now = time.monotonic()
+        now = self._clock()
         result = [self._with_answer(v, answers, now) for v in views]
         if now - self._cleaned > FORGOTTEN_AFTER:
             self._cleaned = now
@@ -196,7 +199,8 @@ class Observer:
         status = answers[view.uid]
         if status is not None:
             self._heard[view.uid] = now
-            return replace(view, polled=True, status=status)
+            still = self._standstill.told(view.uid, status, now)
+            return replace(view, polled=True, status=status, still_seconds=still)
         since = self._heard.setdefault(view.uid, now)
         return replace(view, polled=True, silent_seconds=now - since)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,14 @@ class LocalStores(Stores):
 class NoCapacity(Observer):
     """Reads the fake's pods; their sidecars answer what `answers` says by index, and nothing by default."""
 
-    def __init__(self, kube: FakeKube, answers: dict[int, SidecarStatus]) -> None:
-        super().__init__(kube)
+    def __init__(self, kube: FakeKube, answers: dict[int, SidecarStatus], clock: Callable[[], float]) -> None:
+        super().__init__(kube, clock=clock)
         self._answers = answers
 
     async def _ask(self, views: Any, status_port: int, placement: int) -> Any:
-        return [replace(v, status=self._answers.get(v.index)) for v in views]
+        answers = {v.uid: self._answers.get(v.index) for v in views}
+        heard = [self._with_answer(v, answers, self._clock()) if answers[v.uid] else v for v in views]
+        return [replace(v, polled=False) for v in heard]
 
     async def _poll(self, views: Any, port: int) -> Any:
         return {v.uid: self._answers.get(v.index) for v in views}
@@ -74,6 +78,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.kube, self.stores = FakeKube(), LocalStores(folder)
         self.answers: dict[int, SidecarStatus] = {}
+        self.clock: Callable[[], float] = time.monotonic
         self.nonces = (f"nonce-{n}" for n in itertools.count(1))
         self.kube.put(RTJ, job_object())
 
@@ -91,7 +96,7 @@ class Cluster:
         events = EventPoster(self.kube, "test")
         return Reconciler(
             self.kube,
-            NoCapacity(self.kube, self.answers),
+            NoCapacity(self.kube, self.answers, lambda: self.clock()),
             applier,
             events,
             OperatorDefaults(),

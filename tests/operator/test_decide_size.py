@@ -7,6 +7,7 @@ from operator_values import (
     NOW,
     WANTED,
     Situation,
+    at,
     end_report,
     job,
     plan,
@@ -264,6 +265,26 @@ def test_a_hung_attempt_shows_its_stacks_first_and_is_then_relaunched_in_place()
     assert record.outcome == "Hung"
     assert "see the trainers' logs" in (record.message or "")
     assert ends.status.counters.without_progress == 1, "a hang burns the budget"
+
+
+def test_a_hang_counts_from_the_last_step_that_a_sidecar_told_not_from_the_last_one_written() -> None:
+    trains = running().specified(restart={"hangTimeoutSeconds": 60}).later(30).stepping(25)
+    assert trains.status.progress is not None
+    assert trains.status.progress.step == 10, "written once a minute"
+
+    def stands_still(seconds: float) -> Situation:
+        pods = tuple(replace(p, still_seconds=seconds) for p in trains.observed.pods)
+        return replace(trains.later(seconds), observed=replace(trains.observed, pods=pods))
+
+    assert asked_for_stacks(stands_still(59).decide()) == []
+    asks = stands_still(61).decide()
+    assert asked_for_stacks(asks) == [1]
+    assert "no step after 25 for 61 s (hangTimeoutSeconds 60)" in asks.events[0].message
+    assert asks.status.progress is not None
+    assert asks.status.progress.step == 25
+    assert asks.status.progress.time == at(30), "another operator goes on from the same moment"
+    successor = replace(stands_still(0), now=NOW + 92).after(asks)
+    assert successor.decide().status.attempt.stacks_at is not None  # type: ignore[union-attr]
 
 
 def test_a_step_after_all_ends_no_attempt_and_the_next_silence_is_asked_about_anew() -> None:

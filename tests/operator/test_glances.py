@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,25 @@ def trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trains:
 def test_a_look_that_finds_nothing_reads_and_writes_nothing(trains: Trains) -> None:
     assert trains.look() == 3.0
     assert (dict(trains.reads), trains.cluster.kube.log) == ({}, [])
+
+
+def test_a_hang_is_seen_at_the_first_look_after_its_limit_though_progress_is_written_once_a_minute(
+    trains: Trains,
+) -> None:
+    """Looks every 3 s; the last step comes right after the status was written, hangTimeoutSeconds is 20."""
+    trains.body(RTJ.plural, "sft")["spec"]["restart"] = {"hangTimeoutSeconds": 20}
+    trains.operator.memory.stale(KEY)
+    clock, started = 0.0, time.time()
+    trains.operator.now, trains.cluster.clock = (lambda: started + clock), (lambda: clock)
+    asked_at = None
+    while asked_at is None and clock < 200:
+        clock += 3.0
+        step = 10 + min(int(clock), 31)
+        trains.cluster.answers.update({0: sidecar(0, epoch=1, step=step), 1: sidecar(1, epoch=1)})
+        trains.look()
+        if any(plan.dump_stacks for plan in trains.cluster.plans()):
+            asked_at = clock
+    assert asked_at == 54.0, "the last step was first seen at 33 s, and 20 s later is between 51 and 54 s"
 
 
 def test_progress_is_shown_by_one_write_and_its_own_event_is_no_news(trains: Trains) -> None:

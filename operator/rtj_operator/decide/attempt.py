@@ -353,16 +353,14 @@ def _hung(view: View) -> End | None:
             )
         return None
     limit = restart.hang_timeout_seconds
-    if progress is None or seen.progress is None or count(seen.progress.step) != progress.step:
+    if seen.progress is None:
         return None
-    waited = view.now - max(progress.time, attempt.started_at).timestamp()
+    step, waited = count(seen.progress.step), first.still_seconds
+    if progress is not None and step == progress.step:  # what a process before this one has seen
+        waited = max(waited, view.now - max(progress.time, attempt.started_at).timestamp())
     if waited > limit:
-        return End(
-            Cause.HUNG,
-            "Hung",
-            f"no step after {progress.step} for {waited:.0f} s (hangTimeoutSeconds {limit})",
-            True,
-        )
+        text = f"no step after {step} for {waited:.0f} s (hangTimeoutSeconds {limit})"
+        return End(Cause.HUNG, "Hung", text, True)
     return None
 
 

@@ -71,6 +71,8 @@ class PodView:
     """The sidecar's answer in this reconcile."""
     silent_seconds: float = 0.0
     """Seconds since its sidecar last answered, 0 when it answered now or was not asked."""
+    still_seconds: float = 0.0
+    """Seconds for which its sidecar has told this process the same step."""
 
     @property
     def up(self) -> bool:

@@ -5,7 +5,7 @@ restore point comes from the journal alone.
 """
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rtj_operator.api import (
     AttemptRecord,
@@ -137,6 +137,8 @@ def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
     if old is not None and old.step == count(now.step) and not changed:
         return status  # its time says since when there has been no step
     when = old.time if old is not None and old.step == count(now.step) else view.time
+    if when == view.time and changed:  # alone it would be written more often than once a minute
+        when -= timedelta(seconds=_still(view))
     progress = ProgressStatus(
         step=count(now.step),
         epoch=count(now.epoch),
@@ -146,6 +148,11 @@ def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
     )
     point = _recovery(status, progress, view)
     return status.model_copy(update={"progress": progress, "recovery_point": point})
+
+
+def _still(view: View) -> float:
+    """Seconds since rank 0's step was first seen."""
+    return next((p.still_seconds for p in view.standing if p.index == 0), 0.0)
 
 
 def _phase(view: View, seen: SidecarStatus) -> tuple[Phase, Reason, str]:
