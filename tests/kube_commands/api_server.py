@@ -127,7 +127,7 @@ class ApiServer:
                 raise Refused(404, "", "404 page not found")
             found = re.fullmatch(rf"{JOBS}(?:/namespaces/([^/]+))?/{KIND}(?:/([^/]+))?", path)
             assert found, path
-            return self._job(method, found[1], found[2], body)
+            return self._job(method, found[1], found[2], body, dry_run="dryRun" in query)
         found = re.fullmatch(r"/api/v1/namespaces/([^/]+)/(pods|events)(?:/([^/]+)/log)?", path)
         assert found, path
         namespace, kind, pod = found.groups()
@@ -141,7 +141,7 @@ class ApiServer:
         name, _, value = query["labelSelector"].partition("=")
         return {"items": [p for p in self.pods if p["metadata"]["labels"].get(name) == value]}
 
-    def _job(self, method: str, namespace: str | None, name: str | None, body: Any) -> Any:
+    def _job(self, method: str, namespace: str | None, name: str | None, body: Any, *, dry_run: bool) -> Any:
         verb = {"PATCH": "patch", "POST": "create"}.get(method, "get" if name else "list")
         self._allow(verb, f"{KIND}.resumabletraining.io", namespace)
         if method == "POST":
@@ -151,7 +151,7 @@ class ApiServer:
                 raise Refused(409, "AlreadyExists", f'{KIND} "{key[1]}" already exists')
             made = copy.deepcopy(body)
             made["metadata"] |= {"uid": f"uid-{key[1]}", "generation": 1}
-            return self.put(made)
+            return made if dry_run else self.put(made)
         if name is None:
             return {"items": [job for (ns, _), job in self.jobs.items() if namespace in (None, ns)]}
         job = self.jobs.get((namespace or "", name))

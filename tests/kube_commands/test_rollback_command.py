@@ -127,8 +127,15 @@ def test_a_rollback_as_another_job_is_a_fork_and_needs_no_store(run: Run) -> Non
     assert "adopt" not in made["spec"]["checkpoint"]
     assert made["spec"]["suspend"] is False
     assert run.job["spec"]["suspend"] is True
+
+
+def test_a_fork_that_would_be_refused_leaves_the_job_running(run: Run) -> None:
+    run.desk.server.put(job("run-2"))
     run.desk.rtj("rollback", "run", run.ids[0], "--as", "run-2", code=1)
     assert "already exists" in run.desk.said
+    assert not run.job["spec"].get("suspend")
+    run.desk.rtj("rollback", "run", run.ids[0], "--as", "run-3", "--dry-run")
+    assert ("team", "run-3") not in run.desk.server.jobs
 
 
 def test_pins_of_a_job_stand_in_its_journal(run: Run) -> None:

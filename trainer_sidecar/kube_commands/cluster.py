@@ -79,9 +79,9 @@ class Cluster:
         assert changed is not None
         return changed
 
-    def create_job(self, body: JsonObject) -> JsonObject:
-        """Make a job. Raises RefusedError with the server's sentence."""
-        query = {"fieldManager": "rtj", "fieldValidation": "Strict"}
+    def create_job(self, body: JsonObject, *, dry_run: bool = False) -> JsonObject:
+        """Make a job, or only ask whether it would be accepted. Raises RefusedError with the server's sentence."""
+        query = {"fieldManager": "rtj", "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         made = self._call("POST", _job_path(self.namespace), query, body)
         assert made is not None
         return made

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainer_sidecar.commands.table import text_of
 from trainer_sidecar.kube_commands.cluster import Cluster, ClusterError, JsonObject
 from trainer_sidecar.kube_commands.options import add_cluster_options, add_job, cluster_of, typed
 from trainer_sidecar.kube_commands.words import Paint
@@ -73,7 +74,7 @@ def _print(
     where = f"==> {pod['metadata']['name']} on {pod['spec'].get('nodeName', 'no node')}, {container} <=="
     print(paint(where, "bold"), flush=True)
     if why:
-        print(paint(f"    {why}", "red"), flush=True)
+        print(paint(f"    {text_of(why)}", "red"), flush=True)
     for chunk in cluster.log(pod, container, tail=tail, follow=follow):
         sys.stdout.write(chunk.decode(errors="replace"))
         sys.stdout.flush()

@@ -152,6 +152,7 @@ def _rows(history: History, given_up: list[str]) -> list[dict[str, object]]:
 
 def _fork(cluster: Cluster, job: JsonObject, args: argparse.Namespace) -> int:
     body = forked(job, args.fork, args.checkpoint)
+    cluster.create_job(body, dry_run=True)  # what would be refused is, before the job is suspended
     if args.dry_run:
         tell(f"job {args.job} would be suspended, and this one made:")
     else:

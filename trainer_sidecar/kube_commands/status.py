@@ -82,7 +82,7 @@ def print_facts(job: "ResumableTrainingJob") -> None:
         print(f"{name + ':':11} {value or '-'}")
     for condition in status.conditions:
         if _RAISES.get(condition.type) == condition.status:
-            print(f"{paint('look at:', 'red'):11}  {condition.type}: {text_of(condition.message)}")
+            print(f"{paint('look at:   ', 'red')} {condition.type}: {text_of(condition.message)}")
 
 
 def _training(job: "ResumableTrainingJob", at: datetime) -> str:
