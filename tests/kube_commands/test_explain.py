@@ -47,7 +47,7 @@ def test_a_backoff_names_the_moment_and_the_budget_that_is_left() -> None:
         counters={"attempts": 4, "failures": 3, "withoutProgress": 1},
     )  # fmt: skip
     text = " ".join(why(raw).next)
-    assert f"At {NOW + timedelta(seconds=12):%H:%M:%SZ}, in 12s, attempt 5 begins, from step 400" in text
+    assert f"At {NOW + timedelta(seconds=12):%H:%M:%SZ} (in 12s) attempt 5 begins, from step 400" in text
     assert "1 failure without a newer commit so far; 2 more and the job is Failed." in text
 
 
@@ -61,7 +61,7 @@ def test_a_missing_node_of_an_elastic_job_tells_when_and_how_far_it_shrinks() ->
     said = why(raw, [waiting])
     assert "Pod sft-p1-3-x: Unschedulable: 0/3 nodes are available" in said.now
     assert "Nodes have been missing for 20s; from" in said.next[0]
-    assert "in 40s on it goes on with the largest of 1, 2 nodes that fits" in said.next[0]
+    assert "(in 40s) it goes on with the largest of 1, 2 nodes that fits" in said.next[0]
     assert any("kubectl scale rtj/sft" in advice for advice in said.you_can)
 
 
@@ -79,7 +79,7 @@ def test_a_smaller_job_tells_when_it_grows_back() -> None:
         "elastic": {"minNodes": 1, "scaleUpDelaySeconds": 300, "cooldownSeconds": 300},
     }
     assert "It runs on 2 of 4 nodes, and there is room for more: at" in why(raw).next[-1]
-    assert "in 4m10s, it saves and grows" in why(raw).next[-1]
+    assert "(in 4m10s) it saves and grows" in why(raw).next[-1]
     del raw["status"]["capacitySeenSince"]
     assert "once room for more has been seen for 5m" in why(raw).next[-1]
 

@@ -184,7 +184,7 @@ def _recovering(case: _Case) -> list[str]:
     if case.reason in _BY_REASON:
         return [_BY_REASON[Reason(case.reason)](case)]
     when = (
-        f"At {clock(status.retry_at, case.at)}, "
+        f"At {clock(status.retry_at, case.at)} "
         if status.retry_at and status.retry_at > case.at
         else "At once, "
     )
@@ -208,7 +208,7 @@ def _complete(case: _Case) -> list[str]:
     if ttl is None or case.status.ended_at is None:
         return ["Nothing: training has finished and its last checkpoint is committed."]
     gone = clock(case.status.ended_at + timedelta(seconds=ttl), case.at)
-    return [f"At {gone}, the object is deleted; its checkpoints stay."]
+    return [f"At {gone} the object is deleted; its checkpoints stay."]
 
 
 def _failed(case: _Case) -> list[str]:
@@ -296,7 +296,7 @@ def _shrinks(case: _Case) -> list[str]:
         return [
             f"{since_when}; there is no smaller size that it may use (elastic.minNodes {spec.elastic.min_nodes})."
         ]
-    when = f"from {clock(moment, case.at)} on" if moment > case.at else "as soon as nodes for it can be had"
+    when = f"from {clock(moment, case.at)}" if moment > case.at else "as soon as nodes for it can be had"
     return [
         f"{since_when}; {when} it goes on with the largest of {', '.join(map(str, sizes))} nodes that fits."
     ]
@@ -314,7 +314,7 @@ def _grows(case: _Case) -> list[str]:
     if status.resized_at is not None:
         moment = max(moment, status.resized_at + timedelta(seconds=spec.elastic.cooldown_seconds))
     return [
-        f"{fewer}, and there is room for more: at {clock(moment, case.at)}, it saves and grows if that lasts."
+        f"{fewer}, and there is room for more: at {clock(moment, case.at)} it saves and grows if that lasts."
     ]
 
 

@@ -107,8 +107,5 @@ def _distance(distance: "Distance | None") -> str:
 
 def _attempts(job: "ResumableTrainingJob") -> str:
     counters = job.status.counters
-    failures, losses = counted(counters.failures, "failure"), counted(counters.preemptions, "loss")
-    losses = losses.replace("losss", "losses")
-    return (
-        f"{counters.attempts} ({failures}, {losses} of pods or nodes, {counted(counters.resizes, 'resize')})"
-    )
+    failures, resizes = counted(counters.failures, "failure"), counted(counters.resizes, "resize")
+    return f"{counters.attempts} ({failures}, {counters.preemptions} preempted or lost, {resizes})"

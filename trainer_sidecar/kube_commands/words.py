@@ -30,10 +30,10 @@ def since(moment: datetime | None, now: datetime) -> str:
 
 
 def clock(moment: datetime, now: datetime) -> str:
-    """A moment and how far it is away: `12:00:05Z, in 12s` or `12:00:05Z, 12s ago`."""
+    """A moment and how far it is away: `12:00:05Z (in 12s)` or `12:00:05Z (12s ago)`."""
     away = (moment - now).total_seconds()
     told = f"in {span(away)}" if away > 0 else f"{span(-away)} ago"
-    return f"{moment:%H:%M:%SZ}, {told}"
+    return f"{moment:%H:%M:%SZ} ({told})"
 
 
 def counted(number: int, noun: str) -> str:
