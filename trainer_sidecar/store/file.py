@@ -34,7 +34,10 @@ _CHUNK = 8 * 1024 * 1024
 _CAUSES: dict[int, tuple[type[StoreError], str]] = {
     errno.ENOENT: (NotFoundError, "does not exist"),
     errno.ENOTDIR: (NotFoundError, "does not exist"),
-    errno.ENOSPC: (NoSpaceError, "no space left on the file system: free some, or lower the retention"),
+    errno.ENOSPC: (
+        NoSpaceError,
+        "no space left on the file system: free some; once a few kilobytes are free, rtj gc gives up old checkpoints",
+    ),
     errno.EDQUOT: (NoSpaceError, "the disk quota is used up: raise it, or lower the retention"),
     errno.EFBIG: (NoSpaceError, "the file system does not take files of this size"),
     errno.EROFS: (
