@@ -211,7 +211,7 @@ def test_another_batch_is_said_and_another_model_is_refused_with_what_to_do(
     alone = (*OPTIONS, "--nproc", "1")
     run = start_run(file_url, SCRIPT, "4", "0", options=alone)
     assert run.wait(180) == 0, run.text()
-    run = start_run(file_url, SCRIPT, "4", "0", options=(*alone, "--global-batch", "16"))
+    run = start_run(file_url, SCRIPT, "4", "0", options=(*alone, "--again", "--global-batch", "16"))
     assert run.wait(180) == 0, run.text()
     (said,) = run.events("BatchChanged")
     assert said["message"].startswith("16 samples a step from here on, until now 8")
@@ -222,4 +222,6 @@ def test_another_batch_is_said_and_another_model_is_refused_with_what_to_do(
     assert run.wait(180) == 78, run.text()
     assert not run.events("BatchChanged")
     assert "begin a new run with --run-id" in run.events("Refused")[0]["message"]
+    assert "ResumeRefused, the reasons stand below" in run.text()
+    assert "Traceback" not in run.text()
     assert "on 1 rank, dp1" in run.text()

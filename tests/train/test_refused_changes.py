@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.plan import CheckpointPolicy
-from trainer_sidecar.train import ResumeRefused, Session, environment
+from trainer_sidecar.train import ResumeRefused, Session, environment, refusal
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -129,6 +130,18 @@ CHANGES: dict[str, tuple[Callable[[], Script], list[str]]] = {
             "not in this run, but in the checkpoint: model/head.weight",
         ],
     ),
+    "a group more": (
+        lambda: Script(
+            Net(),
+            lambda m: torch.optim.AdamW(
+                [{"params": m.embed.parameters()}, {"params": [*m.body.parameters(), *m.head.parameters()]}]
+            ),
+        ),
+        [
+            "groups of optimizer 0: 1 in the checkpoint, 2 in this run: make the groups of the checkpoint "
+            "(add_param_group) before Session.from_env"
+        ],
+    ),
     "tied": (
         lambda: Script(Net(tied=True)),
         ["tied parameters: [] in the checkpoint, [['embed.weight', 'head.weight']] in this run"],
@@ -198,3 +211,32 @@ def test_the_script_as_it_was_goes_on(
     with rank_of(world, plan, monkeypatch):
         Script(Net()).train(4)
     assert world.commit_of(4).step == 4
+
+
+@pytest.mark.parametrize(
+    ("rank", "told_elsewhere", "said"),
+    [
+        (0, False, "[rank0]: ResumeRefused: one\ntwo\n"),
+        (1, False, "[rank1]: ResumeRefused: one (and 1 more in the outcome of the attempt)\n"),
+        (0, True, "[rank0]: ResumeRefused, the reasons stand below\n"),
+    ],
+)
+def test_a_refusal_that_ends_the_script_is_listed_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+    told_elsewhere: bool,
+    said: str,
+) -> None:
+    others: list[BaseException] = []
+    monkeypatch.setattr(refusal, "_installed", False)
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: others.append(error))
+    monkeypatch.delenv("RTJ_TELLS_OUTCOME", raising=False)
+    if told_elsewhere:
+        monkeypatch.setenv("RTJ_TELLS_OUTCOME", "1")
+    refusal.tell_once(rank)
+    refused, other = ResumeRefused(["one", "two"]), ValueError("x")
+    sys.excepthook(ResumeRefused, refused, None)
+    sys.excepthook(ValueError, other, None)
+    assert capsys.readouterr().err == said
+    assert others == [other]

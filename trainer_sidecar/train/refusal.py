@@ -13,7 +13,7 @@ _installed = False
 
 
 def tell_once(rank: int) -> None:
-    """Let a `ResumeRefused` that ends this process leave the list to rank 0, and to `rtj run` where that prints it."""
+    """Let a `ResumeRefused` that ends this process leave the list to rank 0, and to what prints the outcome."""
     global _installed
     if _installed:
         return
@@ -31,6 +31,9 @@ def tell_once(rank: int) -> None:
 
 def _line(error: ResumeRefused, rank: int) -> str:
     said = f"[rank{rank}]: {type(error).__name__}"
-    if rank == 0 and volume.ENV_TELLS_OUTCOME not in os.environ:
+    if volume.ENV_TELLS_OUTCOME in os.environ:
+        return f"{said}, the reasons stand below"
+    first, *more = error.differences
+    if rank == 0 or not more:
         return f"{said}: {error}"
-    return f"{said}: {len(error.differences)} reasons, told by {'rank 0' if rank else 'rtj run below'}"
+    return f"{said}: {first} (and {len(more)} more in the outcome of the attempt)"
