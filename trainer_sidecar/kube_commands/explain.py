@@ -1,18 +1,18 @@
-"""What the operator waits for and what it would do next, in sentences. Pure: a job, its pods and the time in.
+"""A job as it stands, in sentences: what is so, what would come next, what is safe, what happened, what one can do.
 
-The status says what is so; the rules that follow from it stand in the spec. Here both are put together, in the words
-of `operator/rtj_operator/decide`: when a rule changes there, its sentence changes here.
+Pure: a job, its pods and the time in. What would come next has a file of its own (`explain_next`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from rtj_operator.api import DeletionPolicy, JobStatus, Phase, ResumableTrainingJob
+from rtj_operator.api import Phase, ResumableTrainingJob
 from rtj_operator.conditions import REASON_DOCS, Reason
-from trainer_sidecar.kube_commands.next_acts import ADVICE, ORDERS
-from trainer_sidecar.kube_commands.words import clock, counted, since, span
+from trainer_sidecar.kube_commands.explain_next import Case, next_sentences
+from trainer_sidecar.kube_commands.next_acts import ADVICE
+from trainer_sidecar.kube_commands.words import counted, since, span
 
 
 @dataclass(frozen=True)
@@ -27,31 +27,12 @@ class Explanation:
     you_can: list[str]
 
 
-@dataclass(frozen=True)
-class _Case:
-    job: ResumableTrainingJob
-    pods: Sequence[dict[str, Any]]
-    at: datetime
-
-    @property
-    def status(self) -> JobStatus:
-        return self.job.status
-
-    @property
-    def name(self) -> str:
-        return self.job.metadata.name
-
-    @property
-    def reason(self) -> str:
-        return self.status.reason or ""
-
-
 def explain(job: ResumableTrainingJob, pods: Sequence[dict[str, Any]], at: datetime) -> Explanation:
     """The whole explanation of a job as it stands."""
-    case = _Case(job, pods, at)
+    case = Case(job, pods, at)
     return Explanation(
         _now(case),
-        [sentence for sentence in (*_unseen(case), *_next(case)) if sentence],
+        next_sentences(case),
         _safe(case),
         _before(case),
         _look_at(case),
@@ -59,7 +40,7 @@ def explain(job: ResumableTrainingJob, pods: Sequence[dict[str, Any]], at: datet
     )
 
 
-def _now(case: _Case) -> list[str]:
+def _now(case: Case) -> list[str]:
     status = case.status
     if status.phase is None:
         return ["No operator has written a status for this job yet."]
@@ -71,7 +52,7 @@ def _now(case: _Case) -> list[str]:
     return [*said, *_pods(case)]
 
 
-def _pods(case: _Case) -> list[str]:
+def _pods(case: Case) -> list[str]:
     """Pods that do not run, each with what Kubernetes says of it."""
     if case.status.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SAVING):
         return []
@@ -93,243 +74,7 @@ def _trouble(pod: dict[str, Any]) -> str:
     return ""
 
 
-def _unseen(case: _Case) -> list[str]:
-    """A spec that no operator has read yet: everything else here is about the one before."""
-    generation, seen = case.job.metadata.generation, case.status.observed_generation
-    if seen >= generation:
-        return []
-    return [
-        f"The spec was changed (generation {generation}), and the operator has acted on generation {seen}: it reads "
-        "the new one within seconds. If this stays so, look whether the operator runs and watches this namespace."
-    ]
-
-
-def _next(case: _Case) -> list[str]:
-    job, status = case.job, case.status
-    if job.metadata.deletion_timestamp is not None:
-        return _deleting(case)
-    if job.spec.managed_by:
-        return [f"This operator leaves the job alone: spec.managedBy names {job.spec.managed_by}."]
-    if status.phase is None:
-        return [
-            "The operator makes a placement (one Job with a pod for each node) as soon as it sees the job."
-        ]
-    return _BY_PHASE.get(status.phase, _deleting)(case)
-
-
-def _pending(case: _Case) -> list[str]:
-    if case.reason == Reason.QUEUED:
-        return [
-            "When the queue admits the Job, its pods start and an attempt begins at the size that was admitted."
-        ]
-    if case.reason in _BY_REASON:
-        return [_BY_REASON[Reason(case.reason)](case)]
-    return [
-        "When all pods run, the operator fences the next attempt in the journal, " + _from(case),
-        *_shrinks(case),
-    ]
-
-
-def _starting(case: _Case) -> list[str]:
-    if case.reason != Reason.ATTEMPT_STARTING:
-        return _pending(case)
-    limit = case.job.spec.restart.startup_timeout_seconds
-    return [
-        "When the journal entry stands, the pods get their plan, the ranks meet, restore and train, "
-        f"{_from(case)} Without a first step {span(limit)} after the start the attempt counts as hung."
-    ]
-
-
-def _restoring(case: _Case) -> list[str]:
-    steps = case.job.spec.verification.steps
-    compared = (
-        f", and their first {counted(steps, 'step')} are compared with what was seen after the save"
-        if steps
-        else ""
-    )
-    return [f"When every rank has its state, they train on{compared}."]
-
-
-def _running(case: _Case) -> list[str]:
-    policy, restart = case.job.spec.checkpoint, case.job.spec.restart
-    rules = [f"{policy.interval_steps} steps"] if policy.interval_steps else []
-    rules += [f"{policy.interval_seconds} s"] if policy.interval_seconds else []
-    return [
-        f"The ranks save every {' or '.join(rules)}, whichever comes first.",
-        f"When a rank fails or no step comes for {span(restart.hang_timeout_seconds)}, a new attempt starts in the "
-        f"same pods; when a pod or node is lost, in new ones. {_goes_on(case)}",
-        *_grows(case),
-    ]
-
-
-def _saving(case: _Case) -> list[str]:
-    attempt = case.status.attempt
-    ordered = attempt.order_reason if attempt else None
-    if case.job.spec.suspend:
-        return ["When the ranks have saved and all pods are gone, the job is Suspended and holds nothing."]
-    return [f"When the ranks have saved and stopped, {ORDERS.get(ordered or '', 'a new placement goes on.')}"]
-
-
-def _recovering(case: _Case) -> list[str]:
-    status, restart = case.status, case.job.spec.restart
-    failures, limit = status.counters.without_progress, restart.max_attempts_without_progress
-    if case.reason == Reason.SAVING:
-        return [
-            "It waits up to 30 s for the sealed save to commit, then fences the next attempt, " + _from(case)
-        ]
-    if case.reason == Reason.HUNG:
-        return [
-            "If no step comes after the stacks were asked for, the attempt ends as Hung and the next one begins."
-        ]
-    if case.reason in _BY_REASON:
-        return [_BY_REASON[Reason(case.reason)](case)]
-    when = (
-        f"At {clock(status.retry_at, case.at)} "
-        if status.retry_at and status.retry_at > case.at
-        else "At once, "
-    )
-    left = limit - failures
-    budget = f"{counted(failures, 'failure')} without a newer commit so far; " if failures else ""
-    return [
-        f"{when}attempt {status.counters.attempts + 1} begins, {_from(case)}",
-        f"{budget}{left} more and the job is Failed." if failures and left > 0 else "",
-        *_shrinks(case),
-    ]
-
-
-def _suspended(case: _Case) -> list[str]:
-    if case.job.spec.suspend:
-        return [f"Nothing, until spec.suspend is false. Then a new placement goes on, {_from(case)}"]
-    return [f"The job has been told to go on: a new placement is made, {_from(case)}"]
-
-
-def _complete(case: _Case) -> list[str]:
-    ttl = case.job.spec.ttl_seconds_after_finished
-    if ttl is None or case.status.ended_at is None:
-        return ["Nothing: training has finished and its last checkpoint is committed."]
-    gone = clock(case.status.ended_at + timedelta(seconds=ttl), case.at)
-    return [f"At {gone} the object is deleted; its checkpoints stay."]
-
-
-def _failed(case: _Case) -> list[str]:
-    return [f"Nothing, until the spec changes: any change of it starts the job again, {_from(case)}"]
-
-
-def _invalid(_: _Case) -> list[str]:
-    return ["Nothing is started until the spec is corrected; the sentences above say what to change."]
-
-
-def _deleting(case: _Case) -> list[str]:
-    kept = case.job.spec.deletion_policy is DeletionPolicy.RETAIN
-    fate = "stay in the store" if kept else "are deleted, too (spec.deletionPolicy)"
-    return [f"The object is being deleted: its pods go with it, its checkpoints {fate}."]
-
-
-_BY_PHASE: dict[Phase, Callable[[_Case], list[str]]] = {
-    Phase.PENDING: _pending,
-    Phase.STARTING: _starting,
-    Phase.RESTORING: _restoring,
-    Phase.RUNNING: _running,
-    Phase.SAVING: _saving,
-    Phase.RECOVERING: _recovering,
-    Phase.SUSPENDED: _suspended,
-    Phase.COMPLETE: _complete,
-    Phase.FAILED: _failed,
-    Phase.INVALID: _invalid,
-}
-
-
-def _store_again(_: _Case) -> str:
-    return (
-        "The operator asks the store again, with longer and longer pauses, and starts the attempt when it answers. "
-        "Ranks that train are not touched by this."
-    )
-
-
-def _pods_again(_: _Case) -> str:
-    return "Kubernetes tries again by itself; when all pods run, the operator starts the attempt."
-
-
-def _unschedulable(case: _Case) -> str:
-    return " ".join(["When the scheduler finds room for all pods, the attempt begins.", *_shrinks(case)])
-
-
-_BY_REASON: dict[Reason, Callable[[_Case], str]] = {
-    Reason.UNSCHEDULABLE: _unschedulable,
-    Reason.WAITING_FOR_CAPACITY: _unschedulable,
-    Reason.IMAGE_PULL_FAILED: _pods_again,
-    Reason.CONTAINER_START_FAILED: _pods_again,
-    Reason.POD_REFUSED: _pods_again,
-    Reason.QUOTA_EXCEEDED: _pods_again,
-    Reason.STORE_UNAVAILABLE: _store_again,
-    Reason.STORE_ACCESS_DENIED: _store_again,
-    Reason.CLOCK_SKEWED: _store_again,
-}
-
-
-def _from(case: _Case) -> str:
-    """Where the next attempt starts, to end a sentence. The journal decides; the status is what is known of it."""
-    done = case.status.last_committed
-    if done is not None:
-        return f"from step {done.step}, the newest commit, unless it is under quarantine by then."
-    source = case.job.spec.checkpoint.resume_from
-    if source is not None:
-        return f"from {source.checkpoint_id or 'the newest checkpoint'} of run {source.run_id}."
-    return "from scratch: nothing has been committed."
-
-
-def _goes_on(case: _Case) -> str:
-    return f"It then goes on {_from(case)}"
-
-
-def _shrinks(case: _Case) -> list[str]:
-    """What happens while nodes are missing: smaller after a while, or waiting on."""
-    spec, status = case.job.spec, case.status
-    if status.capacity_short_since is None or status.placement is None:
-        return []
-    since_when = f"Nodes have been missing for {since(status.capacity_short_since, case.at)}"
-    if spec.elastic is None:
-        return [f"{since_when}; without spec.elastic the job waits for all {spec.nodes} of them."]
-    moment = status.capacity_short_since + timedelta(seconds=spec.elastic.scale_down_delay_seconds)
-    sizes = [n for n in _sizes(case) if n < status.placement.nodes]
-    if not sizes:
-        return [
-            f"{since_when}; there is no smaller size that it may use (elastic.minNodes {spec.elastic.min_nodes})."
-        ]
-    when = f"from {clock(moment, case.at)}" if moment > case.at else "as soon as nodes for it can be had"
-    return [
-        f"{since_when}; {when} it goes on with the largest of {', '.join(map(str, sizes))} nodes that fits."
-    ]
-
-
-def _grows(case: _Case) -> list[str]:
-    spec, status = case.job.spec, case.status
-    placement = status.placement
-    if spec.elastic is None or placement is None or placement.nodes >= spec.nodes:
-        return []
-    delay, fewer = spec.elastic.scale_up_delay_seconds, f"It runs on {placement.nodes} of {spec.nodes} nodes"
-    if status.capacity_seen_since is None:
-        return [f"{fewer}; it saves and grows once room for more has been seen for {span(delay)}."]
-    moment = status.capacity_seen_since + timedelta(seconds=delay)
-    if status.resized_at is not None:
-        moment = max(moment, status.resized_at + timedelta(seconds=spec.elastic.cooldown_seconds))
-    return [
-        f"{fewer}, and there is room for more: at {clock(moment, case.at)} it saves and grows if that lasts."
-    ]
-
-
-def _sizes(case: _Case) -> list[int]:
-    """Sizes that have a plan, smallest first."""
-    from rtj_operator.api.effective import OperatorDefaults, effective
-    from rtj_operator.mesh import plan_table
-    from trainer_sidecar.contract.topology import Topology
-
-    spec = effective(case.job, OperatorDefaults())
-    table = plan_table(spec.mesh, matrix=spec.matrix)
-    return sorted(size for size, found in table if isinstance(found, Topology))
-
-
-def _safe(case: _Case) -> list[str]:
+def _safe(case: Case) -> list[str]:
     status = case.status
     done, proven = status.last_committed, status.last_verified
     if done is None:
@@ -348,7 +93,7 @@ def _safe(case: _Case) -> list[str]:
     return said
 
 
-def _before(case: _Case) -> list[str]:
+def _before(case: Case) -> list[str]:
     ended = [record for record in case.status.attempts if record.outcome]
     if not ended:
         return []
@@ -370,7 +115,7 @@ _EXPECTED = {
 }
 
 
-def _look_at(case: _Case) -> list[str]:
+def _look_at(case: Case) -> list[str]:
     """Conditions that are not as they should be."""
     said = []
     for condition in case.status.conditions:
@@ -381,7 +126,7 @@ def _look_at(case: _Case) -> list[str]:
     return said
 
 
-def _advice(case: _Case) -> list[str]:
+def _advice(case: Case) -> list[str]:
     """Commands that help from here."""
     said = [text.format(name=case.name) for text in ADVICE.get(case.reason, ())]
     if case.status.phase is Phase.FAILED and not said:
