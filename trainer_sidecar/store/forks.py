@@ -64,7 +64,7 @@ def _why(source: History, own: History, candidates: list[str]) -> str:
         verdict = own.quarantined.get(checkpoint) or source.quarantined.get(checkpoint)
         if verdict is not None:
             return f"{checkpoint} is quarantined ({verdict.reason})"
-        if checkpoint in source.retired or checkpoint in source.doubted:
+        if not source.restorable(checkpoint):
             return f"{checkpoint} {why_not(source, checkpoint)}"
     return "nothing was committed there" if not candidates else f"{candidates[0]} cannot be used"
 

@@ -163,7 +163,11 @@ class History:
         if self.fork_point is not None:
             known.setdefault(self.fork_point.checkpoint_id, self.attempts[0].seq)
         newest = self.void[-1]
-        return {i: newest for i, seq in known.items() if newest > max(seq, heard.get(i, 0))}
+        return {
+            i: newest
+            for i, seq in known.items()
+            if newest > max(seq, heard.get(i, 0)) and i not in self.retired
+        }
 
     @property
     def damage(self) -> str:

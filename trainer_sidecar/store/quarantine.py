@@ -100,7 +100,7 @@ def reinstate(
 
     def decide(history: History) -> Entry | None:
         standing = history.quarantined.get(checkpoint_id)
-        if standing is None and checkpoint_id in history.doubted and checkpoint_id not in history.retired:
+        if standing is None and checkpoint_id in history.doubted:
             return Reinstated(
                 **_head(history, owner, writer), checkpoint_id=checkpoint_id, by=by, reason=reason
             )
