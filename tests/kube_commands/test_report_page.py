@@ -15,6 +15,7 @@ from job_values import NOW, event, job
 
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.contract.ledger import LedgerStep, ledger_name
 from trainer_sidecar.kube_commands.chart_svg import nice_ticks, time_ticks
 from trainer_sidecar.kube_commands.report_charts import recovery_points
 from trainer_sidecar.kube_commands.report_data import Report, ReportAttempt, ReportCommit
@@ -106,6 +107,25 @@ def test_without_the_store_the_page_says_what_is_missing(desk: Desk, tmp_path: P
     told = desk.json("report", "run", "--no-store")
     assert [attempt["attempt"] for attempt in told["attempts"]] == [1, 2]
     assert told["losses"] == []
+
+
+def test_ledgers_give_the_loss_of_every_step_of_every_attempt(desk: Desk, tmp_path: Path) -> None:
+    desk.server.put(job("run"))
+    for epoch, steps in ((1, (1, 2, 3)), (3, (3, 4))):
+        lines = [
+            LedgerStep(
+                attempt=1, epoch=epoch, step=step, rank=0, dp_rank=0, dp=1, samples=[step], loss=5.0 - step, time=0
+            )
+            for step in steps
+        ]  # fmt: skip
+        name = ledger_name("run", epoch, 0)
+        (tmp_path / name).write_text("".join(line.model_dump_json(by_alias=True) + "\n" for line in lines))
+    told = desk.json("report", "run", "--no-store", "--ledger", str(tmp_path))
+    assert [(p["attempt"], p["step"], p["loss"]) for p in told["losses"]] == [
+        (1, 1, 4.0), (1, 2, 3.0), (1, 3, 2.0), (2, 3, 2.0), (2, 4, 1.0),
+    ]  # fmt: skip
+    desk.rtj("report", "run", "--no-store", "--ledger", str(tmp_path / "none"), code=2)
+    assert "no loss of run run there" in desk.said
 
 
 def test_the_distance_to_the_last_commit_rises_and_falls_within_an_attempt() -> None:

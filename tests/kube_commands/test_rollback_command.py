@@ -12,6 +12,8 @@ from conftest import Desk
 from job_values import job
 
 from trainer_sidecar.contract.journal import Cause, Manifest
+from trainer_sidecar.kube_commands import rollback
+from trainer_sidecar.store.base import StoreError
 from trainer_sidecar.store.fence import Fenced
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.open import open_store
@@ -163,3 +165,21 @@ def test_a_job_whose_store_refuses_says_whose_credentials_were_used(run: Run) ->
     run.job["spec"]["checkpoint"]["store"]["url"] = f"{run.url}/not/there"
     run.desk.rtj("checkpoints", "list", "--job", "run", code=69)
     assert "not with those of the job's Secret" in run.desk.said
+
+
+def test_a_rollback_that_was_interrupted_is_finished_by_the_same_command(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreError("the server does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollback, "quarantine", away)
+        run.desk.rtj("rollback", "run", run.ids[0], code=69)
+    assert "not rolled back yet, the same command again goes on; job run is left suspended" in run.desk.said
+    assert run.job["status"]["phase"] == "Suspended"
+    assert not run.history().quarantined
+    run.desk.rtj("rollback", "run", run.ids[0])
+    run.desk.rtj("resume", "run", "--wait")
+    assert run.resumed is not None
+    assert run.resumed.entry.restore == world.point(run.commits[0])

@@ -2,8 +2,9 @@
 
 In place: the job is suspended (it saves and frees its pods), what was committed after the checkpoint is put under
 quarantine with its descendants, and the job goes on: the operator's next fence picks the checkpoint. Stopped anywhere,
-the job stays suspended, and the same command goes on. With --as another job is made that forks the run there
-(`spec.checkpoint.resumeFrom`): the run itself is left as it is, and no access to the store is needed.
+the job stays suspended; the same command again finishes it, and `rtj resume` lets it go on. With --as another job is
+made that forks the run there (`spec.checkpoint.resumeFrom`): the run itself is left as it is, and no access to the
+store is needed.
 """
 
 import argparse
@@ -87,7 +88,8 @@ def _in_place(cluster: Cluster, job: JsonObject, journal: Journal, args: argpars
     try:
         given_up = _quarantine_after(journal, args)
     except (StoreError, JournalError, ValueError):
-        tell(f"job {name} is left as it is{'' if over else ', suspended'}: the same command again goes on")
+        left = "is as it was" if over else f"is left suspended; after that: rtj resume {name}"
+        tell(f"not rolled back yet, the same command again goes on; job {name} {left}")
         raise
     if over:
         cluster.patch_spec(job, {"suspend": True})  # a failed job starts again when its spec changes
