@@ -12,7 +12,7 @@ from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
-from rtj_operator.decide.ends import fail, stop_pods
+from rtj_operator.decide.ends import backing_off, fail, stop_pods
 from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
 from rtj_operator.decide.milestones import milestones
 from rtj_operator.decide.observed import Observed
@@ -104,8 +104,7 @@ def nothing_placed(view: View) -> Step | None:
     placement = view.status.placement
     if view.status.retry_at and view.status.retry_at > view.time:
         wait = view.status.retry_at.timestamp() - view.now
-        failures = view.status.counters.without_progress
-        text = f"next placement in {wait:.0f} s: {failures} failures without a newer commit"
+        text = f"next placement in {wait:.0f} s: {backing_off(view.status)}"
         return Step(told(view.status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
     cause = placement.cause if placement is not None else Cause.FIRST
     step = new_placement(view, view.status, cause)

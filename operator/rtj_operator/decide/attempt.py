@@ -21,7 +21,9 @@ from rtj_operator.classify import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving, 
 from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.accused import judged, restore_fault, too_many_bad
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
+from rtj_operator.decide.advice import logs, with_advice
 from rtj_operator.decide.ends import (
+    backing_off,
     cause_after,
     complete,
     ended_event,
@@ -81,12 +83,15 @@ def after_end(view: View, end: End) -> Step:
         end.outcome == RESTORE_POINT_BAD
     )  # the checkpoint's fault, it seems: counted once the fence has looked
     status = record_end(view, view.status, end, ordered=bad)
-    event = ended_event(view, end)
+    event = ended_event(view, status, end)
     if bad and (why := too_many_bad(status.attempts)):
         reason, text = why
         return _add_event(fail(view, status, reason, f"{text}; last: {end.message}"), event)
     if end.outcome == "ResumeRefused":
-        return _add_event(fail(view, status, Reason.RESUME_REFUSED, end.message), event)
+        text = (
+            f"{end.message}. Set back what differs, or start a run of its own with another checkpoint.runId"
+        )
+        return _add_event(fail(view, status, Reason.RESUME_REFUSED, text), event)
     if end.outcome == USAGE_ERROR and matching_rule(view.spec.restart, end) is None:
         return _add_event(fail(view, status, Reason.USAGE_ERROR, end.message), event)
     action = rule_for(view.spec.restart, end)
@@ -96,7 +101,10 @@ def after_end(view: View, end: End) -> Step:
     limit = view.spec.restart.max_attempts_without_progress
     if status.counters.without_progress >= limit:
         failures = status.counters.without_progress
-        text = f"{failures} failures without a newer commit (limit {limit}); last: {end.message}"
+        text = (
+            f"{failures} failures without a newer commit (limit {limit}); last: {end.outcome}: {end.message}"
+        )
+        text = with_advice(text, f"{logs(view)} has what the ranks wrote")
         return _add_event(fail(view, status, Reason.TOO_MANY_FAILURES, text), event)
     if view.spec.suspend:
         return _add_event(released(view, status, end.cause), event)
@@ -117,10 +125,7 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
         return None
     if status.retry_at and status.retry_at > view.time:
         wait = status.retry_at.timestamp() - view.now
-        failures = status.counters.without_progress
-        why = f"{failures} failures without a newer commit"
-        if not failures and status.attempts:
-            why = f"the last one did not count: {status.attempts[-1].message}"
+        why = backing_off(status)
         text = f"next attempt in {wait:.0f} s: {why}"
         return Step(told(status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
     cause = _cause(view)

@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
 from rtj_operator.classify import DRAINED, RESTORE_POINT_BAD, SIDECAR_OOM, STORE_UNAVAILABLE, USAGE_ERROR, End
 from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide import advice
 from rtj_operator.decide.actions import Action, Event, PublishOrder
 from rtj_operator.decide.exclusion import FAILURES, failed_again, with_excluded
 from rtj_operator.decide.view import Step, View, ids, told
-from rtj_operator.text import count, printable
+from rtj_operator.text import count, many, printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
 
@@ -76,6 +77,18 @@ def backoff_until(restart: Restart, without_progress: int, now: datetime) -> dat
     return now + timedelta(seconds=wait)
 
 
+def backing_off(status: JobStatus) -> str:
+    """Why the next attempt waits, with the end that it waits after."""
+    failures, last = (
+        status.counters.without_progress,
+        next((r for r in reversed(status.attempts) if r.ended_at is not None), None),
+    )
+    ended = f"{last.outcome}: {last.message}" if last is not None else ""
+    if not failures and ended:
+        return f"the last one did not count: {ended}"
+    return f"{many(failures, 'failure')} without a newer commit" + (f"; last: {ended}" if ended else "")
+
+
 def rule_for(restart: Restart, end: End) -> RestartAction:
     """The first rule of `restart.rules` that matches the end decides; without one it is an ordinary restart."""
     return matching_rule(restart, end) or RestartAction.RESTART
@@ -103,11 +116,12 @@ def cause_after(record: AttemptRecord | None) -> Cause:
     return _OUTCOME_CAUSES.get(record.outcome or "", Cause.OPERATOR)
 
 
-def ended_event(view: View, end: End) -> Event:
-    """An attempt's end as an Event: cause and first failing rank."""
+def ended_event(view: View, status: JobStatus, end: End) -> Event:
+    """An attempt's end as an Event: cause, first failing rank, and what follows."""
     number = view.status.attempt.number if view.status.attempt else 0
     place = f"attempt {number}" if number else f"placement {view.number}"
-    text = f"{place} ended: {end.outcome}: {end.message}"[:1000]
+    follows = advice.after_end(view, status, end)
+    text = advice.with_advice(f"{place} ended: {end.outcome}: {end.message}"[: 980 - len(follows)], follows)
     if end.traceback and len(text) < 900:
         text += f"\n{end.traceback[-(1000 - len(text)) :]}"
     return Event(

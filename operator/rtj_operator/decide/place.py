@@ -13,6 +13,7 @@ from rtj_operator.api.names import placement_name
 from rtj_operator.classify import OVERDUE_SECONDS, End, blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
+from rtj_operator.decide.advice import while_waiting, with_advice
 from rtj_operator.decide.exclusion import excluded_names
 from rtj_operator.decide.observed import NodeRoom
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
@@ -184,6 +185,7 @@ def pods_missing(view: View) -> Step | None:
         reason, text = (Reason.QUOTA_EXCEEDED if quota else Reason.POD_REFUSED), view.job.refused
     if view.job is not None and view.job.suspended:
         reason, text = Reason.QUEUED, f"Job {view.job.name} is suspended: a queue has not admitted it yet"
+    text = with_advice(text, while_waiting(view, reason))
     phase = Phase.PENDING if up == 0 else Phase.STARTING
     troubled = reason not in (Reason.PODS_PENDING, Reason.QUEUED)
     status = told(status, phase, reason, text)

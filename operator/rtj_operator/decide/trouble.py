@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.advice import RETRIED, with_advice
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import View, told
 from rtj_operator.text import printable
@@ -27,7 +28,7 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     message = (
         f"{trouble.message}. Nothing more is started until the spec changes"
         if trouble.final
-        else trouble.message
+        else with_advice(trouble.message, "" if trouble.about else RETRIED)
     )
     status = told(status, phase, trouble.reason, message)
     if trouble.final:
@@ -39,7 +40,7 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
         event_reason = EventReason.DELETION_BLOCKED
     number = status.attempt.number if status.attempt else 0
     key = f"trouble/{trouble.about}{view.number}/{number}/{trouble.reason}"
-    degraded = (trouble.reason.value, trouble.message)
+    degraded = (trouble.reason.value, message)
     return with_conditions(view, status, degraded), Event(event_reason, message[:1000], key, warning=True)
 
 
