@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cluster_world import START_SECONDS, Job, World
+from cluster_world import NAMESPACE, START_SECONDS, Job, World
 from network import SAMPLES
 from replay import replay
 
+from hack.demo.cluster import run
+from hack.demo.settings import DemoError
 from trainer_sidecar.audit.history import prove_fenced, prove_newest_picked
 from trainer_sidecar.audit.losses import loss_curve, prove_same_losses
 from trainer_sidecar.audit.samples import consumed_samples, prove_exactly_once
-from trainer_sidecar.contract.journal import Cause, SaveReason
+from trainer_sidecar.contract.journal import Cause, Quarantined, SaveReason
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 STEPS = 600
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """`kubectl rtj`, found by kubectl on the PATH as users have it."""
+
+    world: World
+
+    def run(self, *words: str) -> str:
+        """stdout. Raises DemoError with what was said."""
+        script = self.world.folder / "bin" / "kubectl-rtj"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{_MAIN}" "$@"\n')
+        script.chmod(0o755)
+        variables = self.world.cluster.variables
+        env = {
+            **variables,
+            "PATH": f"{script.parent}:{variables.get('PATH', os.environ['PATH'])}",
+            "RTJ_STORE_ENDPOINT": self.world.cluster.host_s3_endpoint,
+            "RTJ_STORE_REGION": variables["AWS_REGION"],
+        }
+        return run(["kubectl", "rtj", *words, "-n", NAMESPACE], timeout=300, env=env)
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "-o", "json"))
+
+
+_MAIN = "import sys; from trainer_sidecar.cli import kubectl_main; sys.exit(kubectl_main())"
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +95,37 @@ def test_kubectl_scale_saves_commits_and_resumes_on_the_new_size(job: Job, world
     assert {"SaveOrdered", "PlacementCreated"} <= {reason for reason, _ in job.events}
 
 
-def test_a_suspended_job_saves_and_holds_nothing(job: Job) -> None:
-    job.patch(suspend=True)
-    job.wait_phase("Suspended")
+def test_the_plugin_of_kubectl_tells_of_the_job(job: Job, world: World) -> None:
+    plugin = Plugin(world)
+    row = next(row for row in plugin.json("status") if row["name"] == "orders")
+    assert (row["phase"], row["nodes"], row["attempts"]) == ("Running", "2/2", 3)
+    assert "step" in plugin.run("status", "orders")
+    assert [attempt["cause"] for attempt in plugin.json("attempts", "orders")] == [
+        "First",
+        "PodLost",
+        "Resized",
+    ]
+    why = plugin.json("why", "orders")
+    assert why["now"][0].startswith("The job is Running: ")
+    assert "It then goes on from step" in why["next"][1]
+    assert why["events"]
+    logs = plugin.json("logs", "orders", "--all", "--tail", "5")
+    assert len(logs) == 2
+    assert all(log["log"] for log in logs)
+    report = plugin.json("report", "orders")
+    assert report["notes"] == []
+    assert [attempt["attempt"] for attempt in report["attempts"]] == [1, 2, 3]
+    assert {commit["checkpoint"] for commit in report["commits"]} >= {
+        c.checkpoint_id for c in job.commits()[:2]
+    }
+    assert report["losses"], "witnesses tell losses"
+    with pytest.raises(DemoError, match=r"no job order in namespace .* there is orders"):
+        plugin.run("why", "order")
+
+
+def test_a_suspended_job_saves_and_holds_nothing(job: Job, world: World) -> None:
+    Plugin(world).run("suspend", "orders", "--wait")
+    assert job.status["phase"] == "Suspended"
     assert job.condition("Suspended")["status"] == "True"
     job.wait("no pods and no Jobs", 60, lambda job: not job.pods and not job.placements)
     last = job.commits()[-1]
@@ -72,10 +134,20 @@ def test_a_suspended_job_saves_and_holds_nothing(job: Job) -> None:
     assert job.status["nodes"] == 0
 
 
-def test_an_unsuspended_job_goes_on_where_it_was_and_loses_no_sample(job: Job) -> None:
-    saved = job.committed
+def test_a_job_that_was_rolled_back_goes_on_from_there_and_loses_no_sample(job: Job, world: World) -> None:
+    """The order that suspended it made the newest commit; its user wants the one before."""
+    plugin, before = Plugin(world), job.entries()
+    wanted, given_up = job.commits()[-2:]
+    rows = plugin.json(
+        "rollback", "orders", wanted.checkpoint_id, "--reason", "a test wants it", "--by", "ada"
+    )
+    assert [row["given up"] for row in rows] == [given_up.checkpoint_id]
+    verdict = job.entries()[len(before)]
+    assert isinstance(verdict, Quarantined)
+    assert verdict.reason == f"rollback to {wanted.checkpoint_id} by ada: a test wants it"
+    saved = wanted.step
     job.pace(0.0)
-    job.patch(suspend=False)
+    plugin.run("resume", "orders")
     job.wait_training(attempt=4)
     job.wait("restored step", START_SECONDS, lambda job: job.status["restorePoint"]["step"] == saved)
     status = job.wait_phase("Complete")
@@ -87,7 +159,7 @@ def test_an_unsuspended_job_goes_on_where_it_was_and_loses_no_sample(job: Job) -
     proofs = [
         prove_exactly_once(history, ledgers, dataset_size=SAMPLES),
         prove_fenced(entries),
-        prove_newest_picked(entries),
+        prove_newest_picked(before),
         prove_same_losses(loss_curve(history, ledgers), replay(batches, STEPS), tolerance=1e-4, steps=STEPS),
     ]
     assert [str(proof) for proof in proofs if not proof.holds] == []
