@@ -47,7 +47,7 @@ def samples(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("page", "steps"),
-    [("add-it-to-your-script.md", [20, 6, 8, 4]), ("migrate.md", [6, 4, 4])],
+    [("add-it-to-your-script.md", [20, 6, 8, 4]), ("migrate.md", [6, 4, 2, 4, 4])],
 )
 def test_every_sample_of_the_page_trains_to_its_end(
     world: RankWorld, folder: Path, monkeypatch: pytest.MonkeyPatch, page: str, steps: list[int]

@@ -45,6 +45,13 @@ def test_the_staged_bytes_are_the_state(tmp_path: Path) -> None:
     assert state_digest.of_staged(plan, stager.views(plan)) == state_digest.of_live(plan, captured)
 
 
+def test_a_rank_that_owns_nothing_leaves_a_file_that_the_sidecar_can_open(tmp_path: Path) -> None:
+    state, stager = trained(), Stager(tmp_path / "rank-00000")
+    nothing = state.capture().only([])
+    stager.stage(Planner(0, 1).plan(nothing.entries), nothing, soon())
+    assert stager.buffer.path.is_file()
+
+
 def test_a_later_step_reuses_buffer_views_and_plan(tmp_path: Path) -> None:
     state, stager, planner = trained(), Stager(tmp_path / "rank-00000"), Planner(0, 1)
     first = planner.plan(state.capture().entries)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from typing import Literal
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Progress, TrainingState
@@ -144,8 +145,11 @@ class Lane:
         """Progress for status, events and hang time-outs; at most twice a second."""
         if not now and time.monotonic() - self._told < _PROGRESS_SECONDS:
             return
+        phase: Literal["", "FirstStep"] = "" if self._told else "FirstStep"
         self._told = time.monotonic()
-        message = m.ReportProgress(rank=self.env.rank, step=step, epoch=0, samples=0, loss=loss)
+        message = m.ReportProgress(
+            rank=self.env.rank, step=step, epoch=0, samples=0, loss=loss, phase=phase
+        )
         try:
             self.env.client.tell(message)
         except SidecarRefused as error:

@@ -92,9 +92,15 @@ class SidecarReader(StorageReader):
             self._read_tensors([i for i in plan.items if i.type is LoadItemType.TENSOR], planner)
         finally:
             self._env.client.tell(m.CloseRestore(rank=self._env.rank))
+        self._tell_restored()
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _tell_restored(self) -> None:
+        rank, step = self._env.rank, self._point().step
+        message = m.ReportProgress(rank=rank, step=step, epoch=0, samples=0, phase="Restored")
+        self._env.client.tell(message)
 
     def _read_tensors(self, items: list[ReadItem], planner: LoadPlanner) -> None:
         assert self._opened is not None

@@ -173,6 +173,7 @@ class Stager:
             self._reserve(plan.size)
 
     def _reserve(self, size: int) -> None:
+        size = max(size, 1)  # where this rank owns nothing, the sidecar opens the file all the same
         if size > self.buffer.capacity:
             self._views = None
             self.buffer.reserve(size)
