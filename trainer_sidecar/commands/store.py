@@ -5,7 +5,6 @@ import argparse
 from trainer_sidecar.commands.store_options import add_store_options
 from trainer_sidecar.commands.table import print_rows
 from trainer_sidecar.store.open import open_store
-from trainer_sidecar.store.probe import probe_store
 
 EXIT_UNSUPPORTED = 69
 
@@ -26,6 +25,9 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _probe(args: argparse.Namespace) -> int:
+    # It brings the client of S3, which is half of every command's start.
+    from trainer_sidecar.store.probe import probe_store
+
     store = open_store(args.store, endpoint=args.endpoint, region=args.region)
     report = probe_store(store, large=not args.small)
     print_rows(
