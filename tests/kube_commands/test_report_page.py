@@ -17,8 +17,8 @@ from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.ledger import LedgerStep, ledger_name
 from trainer_sidecar.kube_commands.chart_svg import nice_ticks, time_ticks
-from trainer_sidecar.kube_commands.report_charts import recovery_points
-from trainer_sidecar.kube_commands.report_data import Report, ReportAttempt, ReportCommit
+from trainer_sidecar.kube_commands.report_charts import losses, recovery_points
+from trainer_sidecar.kube_commands.report_data import LossPoint, Report, ReportAttempt, ReportCommit
 from trainer_sidecar.store.open import open_store
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -126,6 +126,12 @@ def test_ledgers_give_the_loss_of_every_step_of_every_attempt(desk: Desk, tmp_pa
     ]  # fmt: skip
     desk.rtj("report", "run", "--no-store", "--ledger", str(tmp_path / "none"), code=2)
     assert "no loss of run run there" in desk.said
+
+
+def test_a_long_run_makes_a_page_that_can_be_mailed() -> None:
+    points = [LossPoint(1 + step // 50_000, step, 1 / (1 + step)) for step in range(100_000)]
+    assert len(losses(points)) < 200_000
+    assert losses([LossPoint(1, 1, float("nan"))]) == ""
 
 
 def test_the_distance_to_the_last_commit_rises_and_falls_within_an_attempt() -> None:

@@ -22,6 +22,8 @@ from trainer_sidecar.kube_commands.words import span
 
 COLOURS = 6
 _ROW = 22
+_MOST_POINTS, _MOST_DOTS = 2000, 40
+"""Of one attempt's line of losses: more cannot be told apart, and a page stays small."""
 _GOOD = frozenset({"Finished", "Saved", "Stopped"})
 
 
@@ -89,7 +91,8 @@ def losses(points: Sequence[LossPoint]) -> str:
     series = []
     for index, number in enumerate(sorted({p.attempt for p in finite})):
         own = sorted((p.step, p.loss) for p in finite if p.attempt == number)
-        series.append(Series(own, f"c{index % COLOURS}", f"attempt {number}", dots=len(own) <= 200))
+        few = [*own[:-1][:: math.ceil(len(own) / _MOST_POINTS)], own[-1]]
+        series.append(Series(few, f"c{index % COLOURS}", f"attempt {number}", dots=len(own) <= _MOST_DOTS))
     parts = frame(height, x, y, x_ticks, y_ticks)
     parts += lines(series, x, y, lambda step, loss: f"step {step:g}, loss {loss:.6g}")
     return svg(height, parts, "Loss by step, one line for each attempt")
@@ -133,7 +136,7 @@ def _times(report: Report) -> tuple[float, float]:
     running = any(a.ended is None for a in report.attempts)
     ends = [a.ended for a in report.attempts if a.ended is not None] + ([report.made] if running else [])
     low = min(starts, default=report.made - 60)
-    return low, max([*ends, low + 1.0])
+    return low, max([*ends, *(c.time for c in report.commits), low + 1.0])
 
 
 def _time_labels(low: float, high: float) -> list[tuple[float, str]]:
