@@ -6,9 +6,9 @@ A write that was refused because somebody else wrote first ends the pass: the ne
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,7 +16,7 @@ from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.api.names import FINALIZER, LABEL_UID
 from rtj_operator.conditions import Reason
-from rtj_operator.credentials import BadSecret, credentials_of
+from rtj_operator.credentials import BadSecret, Credentials, read_credentials
 from rtj_operator.decide.actions import (
     Action,
     CreateJob,
@@ -45,10 +45,8 @@ from rtj_operator.kube import (
     JOBS,
     PODS,
     RTJ,
-    SECRETS,
     AlreadyExists,
     Conflict,
-    Forbidden,
     Invalid,
     Kube,
     NotFound,
@@ -231,7 +229,7 @@ class Applier:
         assert [p.index for p in pods] == list(range(action.nodes)), (
             "an attempt starts only when all pods are up"
         )
-        status = subject.status
+        status, credentials = subject.status, await self._credentials(subject.spec)
         order = FenceOrder(
             spec=subject.spec,
             nonce=action.nonce,
@@ -243,13 +241,13 @@ class Applier:
             known_commits=_known_commits(subject),
             adopt=subject.job.spec.checkpoint.adopt and not status.adopted,
             cluster=self._cluster,
-            credentials=await self._credentials(subject.spec),
+            credentials=credentials.values,
             keep=action.keep,
             bad=action.bad,
             grace_seconds=_grace(subject),
         )
         started = time.monotonic()
-        with self._turns.away() if self._turns else nullcontext():
+        with _explained(credentials), self._turns.away() if self._turns else nullcontext():
             fenced, plan = await self._at_store(lambda: fence(self._stores, order))
         self._metrics.fence_seconds.observe(time.monotonic() - started)
         self._faults.reached(AFTER_ATTEMPT_ENTRY)
@@ -269,15 +267,15 @@ class Applier:
 
     async def _remove_run(self, action: RemoveRun, subject: Subject) -> tuple[Event, ...]:
         """A part of the run's removal; with the last one the finalizer goes, unless the user has let go meanwhile."""
-        meta = subject.job.metadata
+        meta, credentials = subject.job.metadata, await self._credentials(subject.spec)
         order = RemovalOrder(
             spec=subject.spec,
             owner=Owner(cluster=self._cluster, namespace=meta.namespace, name=meta.name, uid=meta.uid),
             writer=self._writer,
             known_attempts=action.known_attempts,
-            credentials=await self._credentials(subject.spec),
+            credentials=credentials.values,
         )
-        with self._turns.away() if self._turns else nullcontext():
+        with _explained(credentials), self._turns.away() if self._turns else nullcontext():
             loop = asyncio.get_running_loop()
             done = await loop.run_in_executor(self._removal_threads, lambda: remove(self._stores, order))
         self._faults.reached(AFTER_REMOVAL)
@@ -291,7 +289,7 @@ class Applier:
     async def conflict_of(self, spec: EffectiveSpec) -> str:
         """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""
         credentials = await self._credentials(spec)
-        return await self._at_store(lambda: conflict_of(self._stores, spec, credentials))
+        return await self._at_store(lambda: conflict_of(self._stores, spec, credentials.values))
 
     async def _at_store(self, act: Callable[[], T]) -> T:
         """`act` in a thread, after those that came before. Raises Unavailable at once when too many wait."""
@@ -304,19 +302,10 @@ class Applier:
         finally:
             self._at_stores -= 1
 
-    async def _credentials(self, spec: EffectiveSpec) -> dict[str, str]:
-        """The store's credentials from the job's Secret, if it may be read; else the operator's own.
-
-        Raises FenceTrouble for what cannot be credentials.
-        """
-        place = spec.store
+    async def _credentials(self, spec: EffectiveSpec) -> Credentials:
+        """The store's credentials. Raises FenceTrouble for what cannot be some, Unavailable."""
         try:
-            secret = await self._kube.get(SECRETS, spec.namespace, place.secret)
-        except (NotFound, Forbidden) as exc:
-            log.debug("Secret %s/%s: %s", spec.namespace, place.secret, exc)
-            return {}
-        try:
-            return credentials_of(secret)
+            return await read_credentials(self._kube, spec.namespace, spec.store.secret)
         except BadSecret as exc:
             raise FenceTrouble(Reason.STORE_ACCESS_DENIED, str(exc)) from exc
 
@@ -343,6 +332,18 @@ class Applier:
                 await act(name, uid)
 
         await asyncio.gather(*(bounded(name, uid) for name, uid in pods))
+
+
+@contextmanager
+def _explained(credentials: Credentials) -> Iterator[None]:
+    """When the store refuses who asks, it is said whose credentials were missing."""
+    try:
+        yield
+    except FenceTrouble as exc:
+        if exc.reason is not Reason.STORE_ACCESS_DENIED or not credentials.missing:
+            raise
+        text = f"{exc}; the operator's own credentials were used: {credentials.missing}"
+        raise FenceTrouble(exc.reason, text, final=exc.final, about=exc.about) from exc
 
 
 def _grace(subject: Subject) -> float | None:

@@ -121,6 +121,7 @@ class Reason(StrEnum):
     GRACE_TOO_SHORT = "GraceTooShort"
     ATTEMPT_SUPERSEDED = "AttemptSuperseded"
     STATUS_BEHIND = "StatusBehind"
+    RIGHT_MISSING = "RightMissing"
     # deletion
     DELETING_CHECKPOINTS = "DeletingCheckpoints"
     # ends
@@ -203,6 +204,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.GRACE_TOO_SHORT: "The pods' grace period is shorter than a save takes.",
     Reason.ATTEMPT_SUPERSEDED: "A later attempt than the status' own stands in the journal; another one is started.",
     Reason.STATUS_BEHIND: "A Job of a later placement than the status' own exists: the status was set back.",
+    Reason.RIGHT_MISSING: "The operator may not do what this job needs; the right to grant.",
     Reason.DELETING_CHECKPOINTS: "The object is deleted, and its checkpoints before it (deletionPolicy: Delete).",
     Reason.RUNNING: "Not ended.",
     Reason.FINISHED: "The ranks finished and their last save is committed.",

@@ -2,14 +2,39 @@
 
 import base64
 import binascii
+import logging
+from dataclasses import dataclass, field
 
-from rtj_operator.kube import Object
+from rtj_operator.kube import SECRETS, Forbidden, Kube, NotFound, Object
+from rtj_operator.rights import missing_right
+
+log = logging.getLogger(__name__)
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 class BadSecret(Exception):
     """A key of the Secret cannot be a credential. The message names Secret and key, never the value."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """By name of their variable; none: the operator's own, and `missing` says why."""
+
+    values: dict[str, str] = field(default_factory=dict, repr=False)
+    missing: str = ""
+
+
+async def read_credentials(kube: Kube, namespace: str, name: str) -> Credentials:
+    """The store's credentials from that Secret, if it exists and may be read. Raises BadSecret, Unavailable."""
+    try:
+        secret = await kube.get(SECRETS, namespace, name)
+    except NotFound:
+        return Credentials(missing=f"there is no Secret {namespace}/{name}")
+    except Forbidden as exc:
+        log.debug("Secret %s/%s: %s", namespace, name, exc)
+        return Credentials(missing=missing_right(exc) or exc.sentence)
+    return Credentials(credentials_of(secret))
 
 
 def credentials_of(secret: Object) -> dict[str, str]:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
@@ -18,7 +19,7 @@ from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, Observed, View, decide
 from rtj_operator.decide.actions import Event, FenceAndPublish, WriteStatus
-from rtj_operator.decide.trouble import Trouble, troubled
+from rtj_operator.decide.trouble import Trouble, cannot_look, troubled
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
 from rtj_operator.fencing import FenceTrouble
@@ -42,6 +43,7 @@ from rtj_operator.podview import job_view
 from rtj_operator.prepared import prepare, wanted_of
 from rtj_operator.queue import Key
 from rtj_operator.remembered import Entry, Memory, entry_of, version_of, without_managers
+from rtj_operator.rights import missing_right
 
 log = logging.getLogger(__name__)
 GLANCES_PER_SECOND = 100
@@ -100,7 +102,10 @@ class Reconciler:
             observed = await self.observer.look(
                 raw, read, status_port=spec.status_port, capacity_for=made.template
             )
-        except (Unavailable, Forbidden) as exc:
+        except Forbidden as exc:
+            await self._cannot_look(raw, job, spec, missing_right(exc) or exc.sentence)
+            raise TryLater(str(exc)) from exc
+        except Unavailable as exc:
             raise TryLater(str(exc)) from exc
         if self.first_look is not None and not problems and not going:
             look = self.first_look.of(job, spec)
@@ -227,6 +232,21 @@ class Reconciler:
                 "%s/%s: %s (and it could not be written into the status: %s)", *_key(subject), trouble, exc
             )
 
+    async def _cannot_look(
+        self, raw: Object, job: ResumableTrainingJob, spec: EffectiveSpec, sentence: str
+    ) -> None:
+        """A right to read is missing: said, once. Failing to say it loses nothing."""
+        status, event = cannot_look(job, datetime.fromtimestamp(self.now(), UTC), sentence)
+        await self.events.post(raw, (event,))
+        if status == job.status:
+            return
+        try:
+            await self.applier.write_status(status, Subject(raw, job, spec, status, Observed()))
+        except KubeError as exc:
+            log.warning(
+                "%s/%s: %s (and it is not in the status: %s)", spec.namespace, spec.name, sentence, exc
+            )
+
     async def _unreadable(self, raw: Object, sentence: str) -> float:
         """An object stored under another schema: say it where there is a place, touch nothing."""
         meta = raw["metadata"]
@@ -264,6 +284,8 @@ def trouble_of(exc: FenceTrouble | ForeignObject | Invalid | Forbidden) -> Troub
         return Trouble(exc.reason, str(exc), exc.final, exc.about)
     if isinstance(exc, Invalid):
         return Trouble(Reason.TEMPLATE_REFUSED, str(exc))
+    if isinstance(exc, Forbidden) and (right := missing_right(exc)):
+        return Trouble(Reason.RIGHT_MISSING, right)
     return Trouble(Reason.POD_REFUSED, str(exc))
 
 

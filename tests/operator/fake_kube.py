@@ -10,7 +10,7 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rtj_operator.kube import AlreadyExists, Conflict, Kind, KubeError, NotFound, Object
+from rtj_operator.kube import AlreadyExists, Conflict, Forbidden, Kind, KubeError, NotFound, Object
 
 Key = tuple[str, str, str]
 
@@ -24,6 +24,8 @@ class FakeKube:
         self.log: list[tuple[str, str, str]] = []
         self.dry_runs: list[tuple[str, Object]] = []
         self.refusals: dict[str, KubeError] = {}
+        self.denied: dict[tuple[str, str], str] = {}
+        """(verb, resource) -> the group of a right that nobody has granted."""
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -35,12 +37,25 @@ class FakeKube:
         self.objects[(kind.plural, meta.get("namespace", ""), meta["name"])] = body
         return body
 
+    def _require(self, verb: str, resource: str, namespace: str | None) -> None:
+        """Raises Forbidden as the API server's RBAC does."""
+        if (verb, resource) not in self.denied:
+            return
+        group = self.denied[verb, resource]
+        sentence = (
+            f'{resource}.{group} is forbidden: User "system:serviceaccount:rtj:rtj" cannot {verb} resource '
+            f'"{resource}" in API group "{group}" in the namespace "{namespace}"'
+        )
+        raise Forbidden(f"{verb} {resource}: 403 Forbidden: {sentence}", status=403, sentence=sentence)
+
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        self._require("get", kind.plural, namespace)
         return copy.deepcopy(self._find(kind, namespace, name))
 
     async def list(
         self, kind: Kind, namespace: str | None, *, labels: str = "", fields: str = ""
     ) -> list[Object]:
+        self._require("list", kind.plural, namespace)
         wanted = dict(pair.split("=", 1) for pair in labels.split(",") if "=" in pair)
         return [
             copy.deepcopy(body)
@@ -58,6 +73,7 @@ class FakeKube:
     async def create(
         self, kind: Kind, namespace: str | None, body: Object, *, dry_run: bool = False
     ) -> Object:
+        self._require("create", kind.plural, namespace)
         name = body["metadata"]["name"]
         if dry_run:
             self.dry_runs.append((kind.plural, copy.deepcopy(body)))
@@ -75,6 +91,7 @@ class FakeKube:
     async def patch(
         self, kind: Kind, namespace: str, name: str, body: Object, *, uid: str, resource_version: str = ""
     ) -> Object:
+        self._require("patch", kind.plural, namespace)
         found = self._guarded(kind, namespace, name, uid, resource_version)
         self.log.append(("patch", kind.plural, name))
         _merge(found, body)
@@ -83,6 +100,7 @@ class FakeKube:
     async def write_status(
         self, kind: Kind, namespace: str, name: str, status: Object, *, uid: str, resource_version: str
     ) -> Object:
+        self._require("patch", f"{kind.plural}/status", namespace)
         found = self._guarded(kind, namespace, name, uid, resource_version)
         self.log.append(("status", kind.plural, name))
         found["status"] = copy.deepcopy(status)
@@ -98,6 +116,7 @@ class FakeKube:
         grace_seconds: int | None = None,
         resource_version: str = "",
     ) -> None:
+        self._require("delete", kind.plural, namespace)
         key = (kind.plural, namespace, name)
         meta = self.objects[key]["metadata"] if key in self.objects else {}
         if meta.get("uid") == uid and resource_version in ("", meta["resourceVersion"]):

@@ -131,7 +131,7 @@ def _refused_so_far(status: JobStatus) -> tuple[str, str] | None:
     degraded = find(status.conditions, ConditionType.DEGRADED)
     if degraded is None or degraded.status != "True":
         return None
-    refused = degraded.reason in (Reason.POD_REFUSED, Reason.TEMPLATE_REFUSED)
+    refused = degraded.reason in (Reason.POD_REFUSED, Reason.TEMPLATE_REFUSED, Reason.RIGHT_MISSING)
     return (degraded.reason, degraded.message) if refused else None
 
 

@@ -54,6 +54,7 @@ STORE_TROUBLE = frozenset(
         Reason.CLOCK_SKEWED,
         Reason.JOURNAL_LOST,
         Reason.TRANSITION_BLOCKED,
+        Reason.RIGHT_MISSING,
     }
 )
 

@@ -1,9 +1,11 @@
 """What the status says when an action was refused: by the store, by the fence, by the API server."""
 
+import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 
-from rtj_operator.api import JobStatus, Phase
-from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
+from rtj_operator.conditions import ConditionType, EventReason, Reason, Verdict, set_conditions
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.advice import RETRIED, with_advice
 from rtj_operator.decide.verdicts import with_conditions
@@ -42,6 +44,16 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     key = f"trouble/{trouble.about}{view.number}/{number}/{trouble.reason}"
     degraded = (trouble.reason.value, message)
     return with_conditions(view, status, degraded), Event(event_reason, message[:1000], key, warning=True)
+
+
+def cannot_look(job: ResumableTrainingJob, now: datetime, sentence: str) -> tuple[JobStatus, Event]:
+    """The status of a job of which not everything may be read: as it was, with the right that is missing."""
+    status, meta = job.status, job.metadata
+    verdict = Verdict(ConditionType.DEGRADED, True, Reason.RIGHT_MISSING, sentence)
+    found = set_conditions(status.conditions, (verdict,), generation=meta.generation, now=now)
+    key = f"right/{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
+    event = Event(EventReason.WAITING, sentence[:1000], key, warning=True)
+    return status.model_copy(update={"conditions": found}), event
 
 
 def _given_up(view: View, status: JobStatus, trouble: Trouble) -> JobStatus:

@@ -1,0 +1,170 @@
+"""A right that the operator lacks is named where users look, and everything that does not need it goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster import Cluster, assert_one_of_everything, run_until_planned
+
+from rtj_operator.fencing import Stores
+from rtj_operator.kube import EVENTS, RTJ, Forbidden, KubeError
+from rtj_operator.reconcile import TryLater
+from rtj_operator.rights import missing_right
+from trainer_sidecar.store.base import AccessDeniedError
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUPS = {
+    "jobs": "batch",
+    "events": "events.k8s.io",
+    "pods": "",
+    "secrets": "",
+    "resumabletrainingjobs": RTJ.group,
+}
+
+
+def deny(cluster: Cluster, verb: str, resource: str) -> None:
+    cluster.kube.denied[verb, resource] = GROUPS[resource.partition("/")[0]]
+
+
+def shown(cluster: Cluster) -> str:
+    """Conditions that are not as they should be, and events."""
+    raw = cluster.kube.objects[RTJ.plural, "ns", "sft"]
+    conditions = (raw.get("status") or {}).get("conditions", [])
+    told = [
+        f"{c['reason']}: {c['message']}"
+        for c in conditions
+        if (c["type"], c["status"]) == ("Degraded", "True")
+    ]
+    notes = [b["note"] for (plural, _, _), b in cluster.kube.objects.items() if plural == EVENTS.plural]
+    return "\n".join((*told, *notes))
+
+
+def until_it_is_in_the_way(step: Callable[[], None]) -> None:
+    for _ in range(8):
+        try:
+            step()
+        except TryLater:
+            return
+    pytest.fail("nothing needed that right")
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "named"),
+    [
+        ("create", "jobs", "grant create on jobs.batch in namespace ns"),
+        ("patch", "pods", "grant patch on pods in namespace ns"),
+        ("list", "pods", "grant list on pods in namespace ns"),
+        ("list", "jobs", "grant list on jobs.batch in namespace ns"),
+    ],
+)
+def test_a_right_that_the_job_needs_is_in_its_condition_and_event_until_it_is_granted(
+    tmp_path: Path, verb: str, resource: str, named: str
+) -> None:
+    cluster = Cluster(tmp_path / "store")
+    operator = cluster.operator()
+    deny(cluster, verb, resource)
+    until_it_is_in_the_way(lambda: cluster.step(operator))
+    text = shown(cluster)
+    assert f"RightMissing: the operator lacks a right: {named} (the chart's roles have it)" in text
+    assert text.count(named) == 2, "once in the condition, once as an event"
+    writes = len(cluster.kube.log)
+    for _ in range(3):
+        until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert len(cluster.kube.log) == writes, "a retry that fails alike writes nothing"
+    cluster.kube.denied.clear()
+    run_until_planned(cluster, operator)
+    assert_one_of_everything(cluster)
+    assert "RightMissing" not in str(cluster.status()["conditions"])
+
+
+def test_the_finalizer_needs_a_right_that_is_named_before_anything_is_placed(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "store")
+    cluster.kube.objects[RTJ.plural, "ns", "sft"]["spec"]["deletionPolicy"] = "Delete"
+    deny(cluster, "patch", "resumabletrainingjobs")
+    until_it_is_in_the_way(lambda: cluster.step(cluster.operator()))
+    assert "grant patch on resumabletrainingjobs.resumabletraining.io in namespace ns" in shown(cluster)
+
+
+@pytest.mark.parametrize(("verb", "resource"), [("create", "events"), ("get", "secrets")])
+def test_without_events_or_secrets_a_job_runs_all_the_same(
+    tmp_path: Path, verb: str, resource: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(tmp_path / "store")
+    deny(cluster, verb, resource)
+    with caplog.at_level(logging.DEBUG):
+        run_until_planned(cluster, cluster.operator())
+    assert_one_of_everything(cluster)
+    assert f'cannot {verb} resource "{resource}"' in caplog.text
+
+
+def test_a_store_that_refuses_the_operators_own_identity_says_why_no_secret_was_used(
+    tmp_path: Path,
+) -> None:
+    class Denies(Stores):
+        def get(self, spec: Any, credentials: Any) -> Any:
+            assert not credentials
+            raise AccessDeniedError("s3://bucket/team: bucket: no usable credentials")
+
+    cluster = Cluster(tmp_path / "store")
+    cluster.stores = Denies()  # type: ignore[assignment]
+    deny(cluster, "get", "secrets")
+    until_it_is_in_the_way(lambda: cluster.step(cluster.operator()))
+    assert (
+        "the operator's own credentials were used: the operator lacks a right: grant get on secrets"
+        in shown(cluster)
+    )
+    cluster.kube.denied.clear()
+    until_it_is_in_the_way(lambda: cluster.step(cluster.operator()))
+    assert "the operator's own credentials were used: there is no Secret ns/rtj-store" in shown(cluster)
+
+
+def test_a_status_that_may_not_be_written_is_told_by_an_event_and_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(tmp_path / "store")
+    deny(cluster, "patch", "resumabletrainingjobs/status")
+    until_it_is_in_the_way(lambda: cluster.step(cluster.operator()))
+    named = "grant patch on resumabletrainingjobs/status.resumabletraining.io in namespace ns"
+    assert named in shown(cluster)
+    assert named in caplog.text
+    assert [v for v, kind, _ in cluster.kube.log if kind != EVENTS.plural] == [], "no intent, no effect (R10)"
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence", "right"),
+    [
+        (401, "Unauthorized", "renew it: Unauthorized"),
+        (403, 'pods "x" is forbidden: exceeded quota: team', ""),
+        (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', ""),
+        (
+            403,
+            'nodes is forbidden: User "u" cannot list resource "nodes" in API group "" at the cluster scope',
+            "grant list on nodes for the whole cluster",
+        ),
+    ],
+)
+def test_rights_are_told_from_what_admission_refuses(status: int, sentence: str, right: str) -> None:
+    found = missing_right(Forbidden("GET: 403", status=status, sentence=sentence))
+    assert right in found
+    assert bool(found) == bool(right)
+    assert isinstance(Forbidden("x"), KubeError)
+
+
+def test_the_charts_rules_hold_every_right_that_these_tests_take_away() -> None:
+    text = (ROOT / "charts" / "rtj-operator" / "templates" / "_names.tpl").read_text()
+    rules = text.partition('define "rtj.jobRules" -}}')[2].partition("{{- end -}}")[0]
+    plain = "\n".join(line for line in rules.splitlines() if "{{" not in line or "resourceNames" in line)
+    found = yaml.safe_load(plain.replace('{{ include "rtj.secrets" . }}', "[]"))
+    granted = {(verb, r) for rule in found for r in rule["resources"] for verb in rule["verbs"]}
+    assert granted >= {
+        *(("create", r) for r in ("jobs", "pods", "events")),
+        *(("patch", r) for r in ("pods", "resumabletrainingjobs", "resumabletrainingjobs/status")),
+        *(("list", r) for r in ("pods", "jobs", "events", "resumabletrainingjobs")),
+        *(("delete", r) for r in ("pods", "jobs", "resumabletrainingjobs")),
+        ("get", "secrets"),
+    }
