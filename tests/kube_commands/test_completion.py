@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Desk
+from cluster_desk import Desk
 from job_values import job
 
 from trainer_sidecar import cli

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Desk
+from cluster_desk import Desk
 from job_values import CHECKPOINT, event, job, pod
 
 from trainer_sidecar import cli

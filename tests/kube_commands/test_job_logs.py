@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from conftest import Desk
+from cluster_desk import Desk
 from job_values import RECORDS, job, pod
 
 

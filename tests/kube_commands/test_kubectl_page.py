@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import store_world as world
 import yaml
-from conftest import Desk
+from cluster_desk import Desk
 from job_values import job, pod
 
 from trainer_sidecar.contract.keys import RunKeys

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import store_world as world
-from conftest import Desk
+from cluster_desk import Desk
 from job_values import NOW, event, job
 
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep

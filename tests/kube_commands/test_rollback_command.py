@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import store_world as world
-from conftest import Desk
+from cluster_desk import Desk
 from job_values import job
 
 from trainer_sidecar.contract.journal import Cause, Manifest
@@ -155,6 +155,7 @@ def test_the_stores_commands_take_a_job_instead_of_a_store(run: Run) -> None:
     assert [row["checkpoint"] for row in rows] == list(reversed(run.ids))
     assert "good" in run.desk.rtj("checkpoints", "verify", "all", "--deep", "--job", "run")
     assert "step 3 committed" in run.desk.rtj("journal", "tail", "-n", "1", "--job", "run")
+    assert run.ids[0] in run.desk.rtj("checkpoints", "list", "--job", "run", "-n", "team")
     run.desk.rtj("checkpoints", "list", "--job", "ruin", code=1)
     assert "there is run" in run.desk.said
     run.desk.rtj("checkpoints", "list", "--store", run.url, code=2)

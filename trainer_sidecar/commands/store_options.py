@@ -27,8 +27,11 @@ def add_store_options(parser: argparse.ArgumentParser, *, required: bool) -> Non
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Store options and the run's name in it; or the name of a job in a cluster, which says both."""
     add_store_options(parser, required=False)
+    taken = any("-n" in action.option_strings for action in parser._actions)  # `journal tail -n 5`
     parser.add_argument(
-        "--namespace", help="namespace of the run (default: local, as rtj run; with --job the context's)"
+        *(["--namespace"] if taken else ["-n", "--namespace"]),
+        metavar="NAME",
+        help="namespace of the run (default: local, as rtj run; with --job the context's)",
     )
     parser.add_argument("--run-id", metavar="ID", help="id of the run")
     parser.add_argument(
