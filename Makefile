@@ -41,6 +41,7 @@ generate: venv ## Write what is made from code: the CRD, the chart's schema, the
 	$(PYTHON) hack/format_schemas.py
 	$(PYTHON) hack/reference
 	$(PYTHON) tests/train/combinations.py --write
+	$(PYTHON) tests/operator/fault_matrix.py --write
 verify: generate ## Prove that generated files and the lock match their sources
 	$(PYTHON) hack/check_requirements.py
 	@changed=$$(git status --porcelain -- $(GENERATED)); \
@@ -65,6 +66,12 @@ soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 serv
 	@$(PYTHON) hack/soak $(ARGS)
 soak-cluster: setup ## The operator's own trouble at full length: the API server is away for five minutes
 	@RTJ_API_OUTAGE_SECONDS=300 hack/test.sh tests/operator/test_operator_trouble_on_cluster.py $(ARGS)
+
+.PHONY: dist
+dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
+	$(BIN)/hatchling build -d dist -t sdist -t wheel
+	for image in operator sidecar; do \
+	  $(PYTHON) -m hack.release.sbom requirements/$$image.txt --name rtj-$$image > dist/rtj-$$image.cdx.json || exit 1; done
 
 .PHONY: clean
 clean: cluster-down ## Stop the cluster and remove what tools and runs have written

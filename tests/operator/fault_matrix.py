@@ -1,0 +1,449 @@
+"""Where something fails, and in which phase of a job's life: the one list of the tests that hold each pair.
+
+`tests/operator/fault_matrix.py --write` (part of `make generate`) makes `docs/faults.md` of it. The tests are read from
+their files, with the level that they run at; a pair without a test is an empty cell.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "faults.md"
+
+
+class Phase(StrEnum):
+    """Columns, in the order in which a job meets them."""
+
+    PLACING = "placing"
+    STARTING = "starting"
+    RESTORING = "restoring"
+    TRAINING = "training"
+    SAVING = "saving"
+    LEAVING = "leaving"
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A fault in a phase, and the tests (`file::name` below `tests/`) that hold it. `point`: name of the fault point in
+    the code, which one of them must use."""
+
+    part: str
+    fault: str
+    phase: Phase
+    tests: tuple[str, ...]
+    point: str = ""
+
+
+P = Phase
+CRASHES = "operator/test_reconcile_crashes.py::"
+REAL = "operator/test_operator_on_cluster.py::"
+TROUBLE = "operator/test_operator_trouble_on_cluster.py::"
+CRASH = (
+    CRASHES + "test_a_crash_after_any_write_leaves_nothing_twice",
+    REAL + "test_an_operator_killed_after_a_write_leaves_nothing_twice",
+)
+REMOVAL = "operator/test_removal_of_runs.py::"
+RIGHTS = "operator/test_missing_rights.py::"
+RIGHT = (RIGHTS + "test_a_right_that_the_job_needs_is_in_its_condition_and_event_until_it_is_granted",)
+SIDECAR = "sidecar/test_sidecar_crash.py::test_a_save_commits_exactly_once_when_sidecar_and_ranks_are_killed"
+D1 = "drills/test_d1_killed_while_saving.py::test_d1_a_coordinator_killed_at_any_point_leaves_a_commit_or_nothing"
+D7 = "drills/test_d7_store_away.py::"
+D23 = "drills/test_d2_d3_damaged_checkpoint.py::"
+MAIN = "cluster/test_cluster_main_path.py::"
+SIZE = "operator/test_decide_size.py::"
+LIFE = "operator/test_decide_life.py::"
+ENDS = "operator/test_attempt_ends.py::"
+REFUSED = "operator/test_refused_writes.py::"
+
+OPERATOR, API, STORE, POD, NODE = "operator", "API server", "store", "ranks and sidecar", "pod and node"
+CELLS = (
+    Cell(OPERATOR, "killed after a status write", P.PLACING, CRASH, "after-status-write"),
+    Cell(OPERATOR, "killed after a status write", P.STARTING, CRASH, "after-status-write"),
+    Cell(OPERATOR, "killed after the Job was made", P.PLACING, CRASH, "after-job-create"),
+    Cell(OPERATOR, "killed after the `Attempt` entry", P.STARTING, CRASH, "after-attempt-entry"),
+    Cell(OPERATOR, "killed when one pod had its plan", P.STARTING, CRASH, "after-plan-publish-one-pod"),
+    Cell(
+        OPERATOR,
+        "killed between two deletions of a run",
+        P.DELETING,
+        (
+            REMOVAL + "test_an_operator_that_dies_while_it_deletes_is_followed_by_one_that_goes_on",
+            "store/test_removal.py::test_a_removal_that_breaks_off_anywhere_is_finished_by_the_next",
+        ),
+        "after-removal-part",
+    ),
+    Cell(
+        OPERATOR,
+        "stopped, and continued after another took over",
+        P.STARTING,
+        (
+            TROUBLE
+            + "test_an_operator_stopped_across_a_fence_and_continued_after_another_took_over_does_nothing_twice",
+            "operator/test_leader.py::test_a_replica_that_was_stopped_and_goes_on_knows_at_once_that_it_does_not_lead",
+        ),
+    ),
+    Cell(
+        OPERATOR,
+        "two at once",
+        P.STARTING,
+        (CRASHES + "test_two_operators_that_act_at_once_make_one_attempt",),
+    ),
+    Cell(
+        OPERATOR,
+        "upgraded, rolled back, uninstalled",
+        P.TRAINING,
+        (
+            "operator/test_chart_life_on_cluster.py::"
+            "test_a_job_trains_through_upgrade_rollback_and_uninstall_and_a_new_installation_takes_it_up",
+        ),
+    ),
+    Cell(OPERATOR, "a right is missing", P.PLACING, RIGHT),
+    Cell(OPERATOR, "a right is missing", P.STARTING, RIGHT),
+    Cell(
+        API,
+        "away",
+        P.TRAINING,
+        (
+            TROUBLE
+            + "test_without_an_api_server_ranks_train_and_commit_and_the_operator_goes_on_when_it_is_back",
+        ),
+    ),
+    Cell(
+        API,
+        "answers wrongly, slowly or not at all",
+        P.TRAINING,
+        (
+            "operator/test_bad_api_server_on_cluster.py::"
+            "test_a_job_goes_its_way_once_through_every_bad_answer_of_the_api_server",
+        ),
+    ),
+    Cell(
+        API,
+        "refuses the status",
+        P.LEAVING,
+        (
+            REFUSED + "test_a_suspend_reaches_the_ranks_though_the_status_cannot_be_written",
+            REFUSED + "test_what_was_given_up_is_deleted_though_the_status_cannot_be_written",
+        ),
+    ),
+    Cell(
+        API,
+        "refuses the status",
+        P.PLACING,
+        (REFUSED + "test_nothing_new_is_begun_that_the_status_cannot_record",),
+    ),
+    Cell(
+        STORE,
+        "away",
+        P.STARTING,
+        (
+            CRASHES + "test_a_store_that_cannot_be_reached_is_said_and_tried_again",
+            "run/test_run_outage.py::test_an_outage_at_the_fence_is_waited_through_and_shown_and_ctrl_c_ends_the_wait",
+        ),
+    ),
+    Cell(STORE, "away", P.SAVING, (D7 + "test_d7_the_store_is_away_and_training_goes_on",)),
+    Cell(
+        STORE,
+        "slow, or failing at random",
+        P.SAVING,
+        (D7 + "test_d7_the_store_is_slow_or_fails_at_random_and_nothing_piles_up",),
+    ),
+    Cell(STORE, "frozen, and awake again", P.SAVING, (D7 + "test_d7_the_server_is_frozen_and_wakes_up",)),
+    Cell(
+        STORE,
+        "answers that say nothing",
+        P.SAVING,
+        ("sidecar/test_sidecar_trouble.py::test_unclear_answers_of_the_store_still_commit_once",),
+    ),
+    Cell(
+        STORE,
+        "refuses to delete",
+        P.DELETING,
+        (REMOVAL + "test_a_store_that_refuses_is_said_once_tried_again_and_retain_lets_go",),
+    ),
+    Cell(
+        STORE,
+        "an object is missing",
+        P.RESTORING,
+        (D23 + "test_d2_a_deleted_shard_is_refused_and_the_previous_commit_is_used",),
+    ),
+    Cell(
+        STORE,
+        "bytes have changed",
+        P.RESTORING,
+        (D23 + "test_d3_changed_bytes_pass_every_look_and_are_caught_at_the_restore",),
+    ),
+    *(
+        Cell(POD, f"sidecar killed {point.replace('-', ' ')}", P.SAVING, (D1, SIDECAR), point)
+        for point in (
+            "after-hash",
+            "after-part-made",
+            "after-shard-put",
+            "before-manifest",
+            "after-manifest-file",
+            "before-claim",
+            "after-claim",
+            "before-latest",
+        )
+    ),
+    *(
+        Cell(
+            POD,
+            f"sidecar killed {when} a batch of deletions",
+            P.SAVING,
+            (
+                "sidecar/test_sidecar_retention.py::"
+                "test_a_sidecar_killed_while_it_deletes_goes_on_with_it_when_it_comes_back",
+            ),
+            f"{when}-delete",
+        )
+        for when in ("before", "after")
+    ),
+    Cell(
+        POD,
+        "killed at random",
+        P.SAVING,
+        ("drills/test_soak_schedules.py::test_random_kills_lose_and_fake_nothing",),
+    ),
+    Cell(
+        POD,
+        "a rank is killed",
+        P.TRAINING,
+        (
+            MAIN + "test_a_killed_rank_is_relaunched_in_the_same_pods_and_the_resume_is_verified",
+            REAL + "test_life_of_a_job_from_first_placement_through_kill_scale_and_suspend_to_complete",
+            "train/test_kill_matrix.py::test_on_the_same_ranks_every_step_after_every_kill_is_bit_equal",
+        ),
+    ),
+    Cell(
+        POD,
+        "all ranks are killed with a sealed save",
+        P.SAVING,
+        (
+            "cluster/test_cluster_sealed_save.py::"
+            "test_a_sealed_save_is_committed_after_all_ranks_were_killed_and_is_the_next_restore_point",
+            "sidecar/test_sidecar_crash.py::test_a_sealed_save_commits_though_all_ranks_died_before_they_could_say_so",
+        ),
+    ),
+    Cell(
+        POD,
+        "ranks hang",
+        P.TRAINING,
+        (
+            TROUBLE
+            + "test_ranks_that_make_no_step_leave_their_stacks_in_the_log_and_the_attempt_ends_as_hung",
+            "operator/test_glances.py::"
+            "test_a_hang_is_seen_at_the_first_look_after_its_limit_though_progress_is_written_once_a_minute",
+        ),
+    ),
+    Cell(
+        POD,
+        "ranks hang",
+        P.STARTING,
+        (SIZE + "test_a_start_that_takes_too_long_has_a_limit_of_its_own_and_shows_its_stacks_too",),
+    ),
+    Cell(
+        POD,
+        "ranks hang",
+        P.LEAVING,
+        (SIZE + "test_a_drain_that_does_not_end_shows_its_stacks_at_its_deadline_and_is_ended",),
+    ),
+    Cell(
+        POD,
+        "ranks raise again and again",
+        P.TRAINING,
+        (
+            "cluster/test_cluster_failures.py::test_ranks_that_raise_again_and_again_fail_the_job_with_their_error",
+        ),
+    ),
+    Cell(
+        POD,
+        "the trainer's memory is used up",
+        P.TRAINING,
+        ("cluster/test_cluster_failures.py::test_a_trainer_that_takes_too_much_memory_is_told_apart",),
+    ),
+    Cell(
+        POD,
+        "the model has changed",
+        P.RESTORING,
+        (
+            "cluster/test_cluster_failures.py::test_a_model_with_another_layer_is_refused_and_every_parameter_is_named",
+        ),
+    ),
+    Cell(
+        POD,
+        "a save was on its way",
+        P.DELETING,
+        (
+            REMOVAL + "test_a_save_that_was_on_its_way_does_not_outlive_the_removal",
+            "store/test_removal.py::test_a_writer_that_still_runs_cannot_commit_after_the_removal_has_begun",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a node is cut off",
+        P.TRAINING,
+        (
+            MAIN
+            + "test_a_node_that_is_cut_off_makes_the_job_go_on_with_half_the_ranks_and_twice_the_accumulation",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a node is cut off",
+        P.DELETING,
+        (REMOVAL + "test_pods_that_nobody_ends_are_left_behind_the_fence",),
+    ),
+    Cell(
+        NODE,
+        "a node comes and goes",
+        P.TRAINING,
+        (
+            "operator/test_flapping_node.py::"
+            "test_a_node_that_flaps_twenty_times_makes_the_job_smaller_once_and_larger_once_when_it_stays",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a pod is frozen, and wakes up after the next attempt",
+        P.SAVING,
+        (
+            "drills/test_d9_old_pod_wakes_up.py::"
+            "test_d9_a_pod_frozen_before_its_commit_cannot_commit_when_it_wakes_up",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a pod is deleted by hand",
+        P.TRAINING,
+        (
+            "cluster/test_cluster_orders.py::test_a_pod_deleted_by_hand_makes_a_new_placement_that_resumes",
+            REAL
+            + "test_a_pod_deleted_by_hand_saves_and_the_job_goes_on_until_it_is_deleted_with_its_checkpoints",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a pod is preempted",
+        P.TRAINING,
+        (TROUBLE + "test_a_job_that_the_scheduler_preempts_saves_yields_and_comes_back",),
+    ),
+    Cell(
+        NODE,
+        "a node is drained",
+        P.LEAVING,
+        (ENDS + "test_all_saved_after_a_sigterm_is_a_saved_end_in_a_lost_placement",),
+    ),
+    Cell(
+        NODE,
+        "pods cannot be scheduled",
+        P.PLACING,
+        (SIZE + "test_pods_that_cannot_be_scheduled_make_the_job_smaller_only_after_the_delay",),
+    ),
+    Cell(
+        NODE,
+        "an image cannot be pulled",
+        P.PLACING,
+        (
+            "cluster/test_cluster_failures.py::test_an_image_that_cannot_be_had_is_named_with_what_the_kubelet_said",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a Job vanishes",
+        P.PLACING,
+        (LIFE + "test_a_job_deleted_by_hand_is_a_lost_placement_and_never_created_again_under_its_number",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A test as its file has it."""
+
+    name: str
+    level: str
+    source: str
+    """Text of the test with its decorators and of the module's own constants."""
+
+
+def tests_in(file: str) -> dict[str, Found]:
+    """All test functions of a file below `tests/`, without running or importing it."""
+    path = ROOT / "tests" / file
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    head = "\n".join(_text(text, node) for node in tree.body if not isinstance(node, ast.FunctionDef))
+    level = _level(file, head)
+    return {
+        node.name: Found(node.name, level, head + _text(text, node))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def _text(text: str, node: ast.stmt) -> str:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(d.lineno for d in decorators)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno]) + "\n"
+
+
+def _level(file: str, head: str) -> str:
+    if "mark.cluster" in head or file.startswith("cluster/"):
+        return "cluster"
+    if file.startswith(("drills/", "sidecar/", "train/", "run/", "launch/")):
+        return "processes"
+    return "values"
+
+
+def found(cell: Cell) -> Iterator[Found]:
+    """The tests of a cell. Raises KeyError for one that does not exist."""
+    for test in cell.tests:
+        file, _, name = test.partition("::")
+        yield tests_in(file)[name]
+
+
+HEAD = """# Faults and phases
+
+<!-- Written by `make generate` from tests/operator/fault_matrix.py. Do not edit. -->
+
+What fails, and what the job is doing meanwhile. A cell says how it is tried: **C** on a real Kubernetes cluster, **P** with real
+processes and a real store, **V** as values (the decision alone, or the operator with an API server and a store in memory
+or a folder). An empty cell has no test of its own. *Leaving* is every planned end: suspend, resize, new spec, drain. Fault
+points carry the name that the code gives them; a test whose fault point does not fire fails. Which test holds which cell
+stands below the table.
+
+"""
+
+
+def page() -> str:
+    """The page, whole."""
+    lines = [HEAD + f"| part | fault | {' | '.join(Phase)} |", "| --- | --- |" + " --- |" * len(Phase)]
+    rows = dict.fromkeys((c.part, c.fault) for c in CELLS)
+    for part, fault in rows:
+        mine = {c.phase: c for c in CELLS if (c.part, c.fault) == (part, fault)}
+        point = next((c.point for c in mine.values() if c.point), "")
+        shown = fault + (f" (`{point}`)" if point else "")
+        lines.append(f"| {part} | {shown} | {' | '.join(_cell(mine.get(p)) for p in Phase)} |")
+    lines += ["", "## Tests", ""]
+    for part, fault in rows:
+        lines.append(f"- {part}, {fault}")
+        for cell in (c for c in CELLS if (c.part, c.fault) == (part, fault)):
+            lines += [f"  - {cell.phase}: `{test.replace('::', '`, `')}`" for test in cell.tests]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cell: Cell | None) -> str:
+    return "" if cell is None else " ".join(dict.fromkeys(f.level[0].upper() for f in found(cell)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: fault_matrix.py --write")
+    PAGE.write_text(page(), encoding="utf-8")
