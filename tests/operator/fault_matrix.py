@@ -413,11 +413,11 @@ HEAD = """# Faults and phases
 
 <!-- Written by `make generate` from tests/operator/fault_matrix.py. Do not edit. -->
 
-What fails, and what the job is doing meanwhile. A cell says how it is tried: **C** on a real Kubernetes cluster, **P** with real
-processes and a real store, **V** as values (the decision alone, or the operator with an API server and a store in memory
-or a folder). An empty cell has no test of its own. *Leaving* is every planned end: suspend, resize, new spec, drain. Fault
-points carry the name that the code gives them; a test whose fault point does not fire fails. Which test holds which cell
-stands below the table.
+What fails, and what the job is doing meanwhile. A cell says how it is tried: **C** on a real Kubernetes cluster,
+**P** with real processes and a real store, **V** as values (the decision alone, or the operator with an API server
+and a store in memory or a folder). An empty cell has no test of its own. *Leaving* is every planned end: suspend,
+resize, new spec, drain. Fault points carry the name that the code gives them; a test whose fault point does not fire
+fails. Which test holds which cell stands below the table.
 
 """
 
