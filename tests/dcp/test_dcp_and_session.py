@@ -27,6 +27,7 @@ from trainer_sidecar.dcp.items import share_of
 from trainer_sidecar.dcp.names import step_of
 from trainer_sidecar.train import EnvironmentMissing, ResumeRefused, TrainingLibraryError
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
+from trainer_sidecar.train.errors import SidecarRefused
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 NONE = CheckpointPolicy(interval_steps=0, interval_seconds=0)
@@ -124,6 +125,11 @@ def test_outside_a_run_the_classes_say_how_to_start_one(monkeypatch: pytest.Monk
     for made in (SidecarWriter, SidecarReader):
         with pytest.raises(EnvironmentMissing, match="start the script with 'rtj run"):
             made()
+
+
+def test_what_one_rank_met_reaches_the_others_by_pickle_as_it_was() -> None:
+    met = pickle.loads(pickle.dumps(SidecarRefused("BadRequest", "no such file")))
+    assert (str(met), met.word) == ("BadRequest: no such file", "BadRequest")
 
 
 @pytest.mark.parametrize(

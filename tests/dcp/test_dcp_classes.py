@@ -76,7 +76,9 @@ def test_what_cannot_be_a_save_is_refused_by_name_and_the_next_save_is_good(lab:
     for found in lab.saved:
         assert found["second async"].startswith("SaveInFlight: ")
         assert "wait for it first, as by future.result()" in found["second"]
-        assert "bad cannot be stored without pickle" in found["object"]
+        assert found["mixed"].startswith("SaveFailed: step 4 is not committed")
+        assert "float16" in found["mixed"]
+        assert "bad cannot be stored without pickle: it holds a __main__.Held" in found["object"]
         assert "the save names no step" in found["no step"]
         assert "checkpoint_id 'last' names no step" in found["no number"]
     assert "dcp.save ran on 1 of 2 ranks" in lab.saved[0]["one rank"]
@@ -88,14 +90,16 @@ def test_a_killed_save_leaves_nothing_committed(lab: Lab) -> None:
     assert [c.step for c in lab.world.commits() if c.epoch == lab.epoch_of_the_killed] == [6]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_what_async_save_staged_is_loaded_bit_for_bit_on_any_number_of_ranks(lab: Lab, ranks: int) -> None:
-    for found in lab.finished("load", ranks, lab.world.commit_of(2)):
-        assert found["loaded"] == lab.saved[0]["step 2"] == lab.saved[1]["step 2"]
+@pytest.mark.parametrize(("ranks", "step"), [(2, 2), (3, 3)])
+def test_what_async_save_staged_is_loaded_bit_for_bit_on_any_number_of_ranks(
+    lab: Lab, ranks: int, step: int
+) -> None:
+    for found in lab.finished("load", ranks, lab.world.commit_of(step)):
+        assert found["loaded"] == lab.saved[0][f"step {step}"] == lab.saved[1][f"step {step}"]
         assert found["loaded"] != lab.saved[0]["step 1"]
-        assert found["point"] == 2
+        assert found["point"] == step
         assert "'step-9' is not the restore point of this attempt" in found["other"]
-        assert found["by stored name"] == 2.0
+        assert found["by stored name"] == step
 
 
 def test_the_commands_list_verify_and_export_it(lab: Lab, rtj: Rtj, tmp_path: Path) -> None:

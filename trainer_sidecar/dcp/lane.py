@@ -147,9 +147,7 @@ class Lane:
             return
         phase: Literal["", "FirstStep"] = "" if self._told else "FirstStep"
         self._told = time.monotonic()
-        message = m.ReportProgress(
-            rank=self.env.rank, step=step, epoch=0, samples=0, loss=loss, phase=phase
-        )
+        message = m.ReportProgress(rank=self.env.rank, step=step, epoch=0, samples=0, loss=loss, phase=phase)
         try:
             self.env.client.tell(message)
         except SidecarRefused as error:

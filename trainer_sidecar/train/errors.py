@@ -20,7 +20,11 @@ class SidecarRefused(TrainingLibraryError):
 
     def __init__(self, word: str, message: str) -> None:
         super().__init__(f"{word}: {message}")
-        self.word = word
+        self.word, self.message = word, message
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Ranks hand each other what they met, by pickle (dcp.load)."""
+        return type(self), (self.word, self.message)
 
 
 class ResumeRefused(TrainingLibraryError):

@@ -194,7 +194,7 @@ class Stager:
         self.buffer.mark(generation, BufferState.STAGING)
         self._reserve(plan.size)
         views, sources = self.views(plan), sources_of(plan, captured)
-        _copy(views, sources)
+        copy_all(views, sources)
         return generation
 
     def seal(self, generation: int) -> None:
@@ -236,7 +236,8 @@ def sources_of(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def _copy(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def copy_all(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Each source into its view on the host, in one batched call; done when it returns."""
     on_gpu = [i for i, s in enumerate(sources) if s.device.type != "cpu"]
     on_cpu = [i for i, s in enumerate(sources) if s.device.type == "cpu"]
     if on_gpu:

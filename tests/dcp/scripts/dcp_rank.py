@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from trainer_sidecar.dcp import CheckpointRefused, SaveInFlight, SidecarReader, SidecarWriter, lane
 from trainer_sidecar.train import join
@@ -50,6 +50,14 @@ class Killed(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
+class Mixed(DefaultSavePlanner):
+    """Rank 1 writes another dtype."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        found = super().resolve_data(write_item)
+        return found.half() if env.rank == 1 and isinstance(found, torch.Tensor) else found
+
+
 def make(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Two rows on three ranks: one of them has none."""
     torch.manual_seed(seed)
@@ -70,6 +78,7 @@ def state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, fill: float)
     weights, moments = get_state_dict(model, optimizer)
     odd = [torch.full((3,), fill), {"half": torch.full((2, 2), fill, dtype=torch.bfloat16)}]
     small = {"scalar": torch.tensor(fill), "none": torch.zeros(0, 4), "a/b": torch.full((2,), fill)}
+    small["replicated"] = distribute_tensor(torch.tensor(fill), env.mesh, [Replicate()])
     told = {"step": int(fill), "names": ("x", None), "rate": fill / 3, "raw": b"\0\1"}
     return {"model": weights, "optimizer": moments, "odd": odd, "small": small, "told": told}
 
@@ -98,7 +107,7 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
 
 def save() -> None:
     model, optimizer = make(1)
-    writer = SidecarWriter(device="cpu")
+    writer = SidecarWriter(device="cpu", reuse_copy=True)
     one = state(model, optimizer, 1.0)
     found["step 1"] = digests(one)
     dcp.save(one, checkpoint_id="folder/step-1", storage_writer=writer)
@@ -109,22 +118,24 @@ def save() -> None:
     group = torch.distributed.new_group(backend="gloo")  # a gloo group serves one thread at a time
     future = dcp.async_save(two, checkpoint_id=2, storage_writer=writer, process_group=group)
     step(model, optimizer)  # the copy is made: this may not be seen
-    two["odd"][0].zero_()
+    for tensor in (two["odd"][0], two["small"]["replicated"]):
+        tensor.zero_()
     future.result()
 
     held = Held()
-    future = dcp.async_save(
-        state(model, optimizer, 3.0),
-        storage_writer=SidecarWriter(3, device="cpu"),
-        planner=held,
-        process_group=group,
-    )
+    three = state(model, optimizer, 3.0)
+    found["step 3"] = digests(three)
+    future = dcp.async_save(three, checkpoint_id=3, storage_writer=writer, planner=held, process_group=group)
+    three["odd"][1]["half"].zero_()
     more = {"w": torch.ones(2)}
-    found["second async"] = refusal(dcp.async_save, more, checkpoint_id=4, storage_writer=writer)
+    other = SidecarWriter(4, device="cpu")
+    found["second async"] = refusal(dcp.async_save, more, storage_writer=other)
     found["second"] = refusal(dcp.save, more, checkpoint_id=4, storage_writer=writer)
     held.go.set()
     future.result()
 
+    weights = get_state_dict(model, optimizer)[0]
+    found["mixed"] = refusal(dcp.save, weights, checkpoint_id=4, storage_writer=writer, planner=Mixed())
     found["object"] = refusal(dcp.save, {**more, "bad": Held}, checkpoint_id=4, storage_writer=writer)
     found["no step"] = refusal(dcp.save, more, storage_writer=writer)
     found["no number"] = refusal(dcp.save, more, checkpoint_id="last", storage_writer=writer)
@@ -146,7 +157,7 @@ def load() -> None:
     found["point"] = reader.restore_point.step if reader.restore_point else None
     found["other"] = refusal(dcp.load, {"w": torch.ones(2)}, checkpoint_id="step-9", storage_reader=reader)
     mine = state(model, optimizer, 0.0)
-    dcp.load(mine, checkpoint_id="step-2", storage_reader=reader)
+    dcp.load(mine, checkpoint_id=f"step-{found['point']}", storage_reader=reader)
     found["loaded"] = digests(mine)
     set_state_dict(model, optimizer, model_state_dict=mine["model"], optim_state_dict=mine["optimizer"])
     step(model, optimizer)
