@@ -3,7 +3,13 @@
 #
 #   docker build --target operator -t rtj-operator .
 #   docker build --target sidecar  -t rtj-sidecar .
+#
+# A release adds --build-arg REVISION=$(git rev-parse HEAD) --build-arg SOURCE=<address of the repository>. Each image holds
+# its bill of materials (CycloneDX, JSON) in /sbom/, proven against what is installed in it.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
+ARG VERSION=0.1.0
+ARG REVISION=""
+ARG SOURCE=""
 
 FROM ${BASE_IMAGE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PATH=/opt/rtj/bin:$PATH
@@ -13,12 +19,15 @@ COPY requirements/sidecar.txt /src/requirements/
 RUN python3 -m venv /opt/rtj \
  && /opt/rtj/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements/sidecar.txt
 COPY trainer_sidecar /src/trainer_sidecar
+COPY hack/release /src/hack/release
 # The package is copied, not built: the image needs no build backend, and its bytes are those of the checkout.
 RUN site=$(/opt/rtj/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && cp -r /src/trainer_sidecar "$site/" \
  && rm -rf "$site/trainer_sidecar/train" "$site/trainer_sidecar/integrations" \
  && /opt/rtj/bin/python -m compileall -q "$site" \
- && /opt/rtj/bin/pip uninstall -q -y pip
+ && /opt/rtj/bin/pip uninstall -q -y setuptools pip \
+ && cd /src && mkdir sbom \
+ && /opt/rtj/bin/python -m hack.release.sbom requirements/sidecar.txt --name rtj-sidecar --installed > sbom/rtj-sidecar.cdx.json
 
 FROM base AS build-operator
 COPY requirements/operator.txt /src/requirements/
@@ -26,27 +35,44 @@ RUN python3 -m venv /opt/rtj \
  && /opt/rtj/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements/operator.txt
 COPY trainer_sidecar /src/trainer_sidecar
 COPY operator/rtj_operator /src/rtj_operator
+COPY hack/release /src/hack/release
 RUN site=$(/opt/rtj/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && mkdir -p "$site/trainer_sidecar" \
  && cp -r /src/trainer_sidecar/__init__.py /src/trainer_sidecar/contract /src/trainer_sidecar/store "$site/trainer_sidecar/" \
  && cp -r /src/rtj_operator "$site/" \
  && /opt/rtj/bin/python -m compileall -q "$site" \
- && /opt/rtj/bin/pip uninstall -q -y pip
+ && /opt/rtj/bin/pip uninstall -q -y setuptools pip \
+ && cd /src && mkdir sbom \
+ && /opt/rtj/bin/python -m hack.release.sbom requirements/operator.txt --name rtj-operator --installed > sbom/rtj-operator.cdx.json
 
 FROM base AS sidecar
+ARG VERSION
+ARG REVISION
+ARG SOURCE
 LABEL org.opencontainers.image.title="rtj-sidecar" \
       org.opencontainers.image.description="Checkpoint sidecar of ResumableTrainingJob: uploads, verifies, commits, restores" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build-sidecar /opt/rtj /opt/rtj
+COPY --from=build-sidecar /src/sbom /sbom
 COPY LICENSE /licenses/LICENSE
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "trainer_sidecar.sidecar"]
 
 FROM base AS operator
+ARG VERSION
+ARG REVISION
+ARG SOURCE
 LABEL org.opencontainers.image.title="rtj-operator" \
       org.opencontainers.image.description="Kubernetes operator for ResumableTrainingJob" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build-operator /opt/rtj /opt/rtj
+COPY --from=build-operator /src/sbom /sbom
 COPY LICENSE /licenses/LICENSE
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "rtj_operator.main"]

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from trainer_sidecar import __version__
 from trainer_sidecar.commands import checkpoints, export, gc, journal, plan, run, store
 from trainer_sidecar.commands.store_options import check_run_options
 from trainer_sidecar.kube_commands import (
@@ -67,6 +68,7 @@ def build_parser(prog: str = "rtj") -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"rtj {__version__}")
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (*_COMMANDS, *_CLUSTER_COMMANDS):
         command.add(subcommands)

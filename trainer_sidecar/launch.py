@@ -817,16 +817,19 @@ def own_file() -> str:
     return path
 
 
+USAGE = "usage: rtj-launch -- train.py args...   (what torchrun runs: a script, or -m module)"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:2] == ["--rank", "--"]:
         guard_rank(args[2:])
+    if args in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
     if args[:1] != ["--"] or len(args) < 2:
-        print(
-            "usage: rtj-launch -- train.py args...   (what torchrun runs: a script, or -m module)",
-            file=sys.stderr,
-        )
+        print(USAGE, file=sys.stderr)
         return 2
     missing = [name for name in ("RTJ_VOLUME", "RTJ_PLAN_FILE") if name not in os.environ]
     if missing:

@@ -9,7 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from hack.reference import chart_values, cli_reference, dashboard, job_reference, metrics_reference  # noqa: E402
+from hack.reference import (  # noqa: E402
+    chart_values,
+    cli_reference,
+    dashboard,
+    job_reference,
+    licences_reference,
+    metrics_reference,
+)
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -25,6 +32,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "job.md": job_reference.page(),
         REFERENCE / "events.md": job_reference.words(),
         REFERENCE / "cli.md": cli_reference.page(),
+        REFERENCE / "licences.md": licences_reference.page(),
     }
 
 

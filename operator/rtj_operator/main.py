@@ -35,6 +35,7 @@ from rtj_operator.queue import Turns
 from rtj_operator.reconcile import Reconciler
 from rtj_operator.runtime import Runtime, serve
 from rtj_operator.watches import Supervisor, WatchOptions
+from trainer_sidecar import __version__
 from trainer_sidecar.contract.volume import ENV_STORE_ENDPOINT, ENV_STORE_REGION
 
 log = logging.getLogger("rtj_operator")
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Flags, each with its environment variable as default."""
     parser = argparse.ArgumentParser(prog="rtj-operator", description="Operator for ResumableTrainingJobs.")
+    parser.add_argument("--version", action="version", version=f"rtj-operator {__version__}")
 
     def flag(name: str, default: str, text: str) -> None:
         variable = ENV_PREFIX + name.upper().replace("-", "_")

@@ -1,0 +1,79 @@
+"""The images as they are built: labels, and a bill of materials that lists what their own Python holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from trainer_sidecar import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from hack.check_requirements import read_pins  # noqa: E402
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def built(target: str) -> Path:
+    """The docker archive of a target; not built again where the tests on the cluster have done so."""
+    tag = {"operator": "localhost/rtj-operator:dev", "sidecar": "localhost/rtj-sidecar:operator-test"}[target]
+    command = [
+        sys.executable,
+        str(ROOT / "hack" / "cluster"),
+        "image",
+        "build",
+        "--target",
+        target,
+        "--tag",
+        tag,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return Path(done.stdout.split()[-1])
+
+
+def opened(archive: Path) -> tuple[dict[str, str], dict[str, bytes], set[str]]:
+    """Labels, bills of materials by path, and names of all files of an image."""
+    names: set[str] = set()
+    bills: dict[str, bytes] = {}
+    with tarfile.open(archive) as image:
+        (manifest,) = json.loads(_read(image, "manifest.json"))
+        labels: dict[str, str] = json.loads(_read(image, manifest["Config"]))["config"]["Labels"]
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=io.BytesIO(_read(image, layer))) as files:
+                found = files.getnames()
+                names |= set(found)
+                bills |= {name: _read(files, name) for name in found if name.endswith(".cdx.json")}
+    return labels, bills, names
+
+
+def _read(archive: tarfile.TarFile, name: str) -> bytes:
+    found = archive.extractfile(name)
+    assert found is not None, name
+    return found.read()
+
+
+@pytest.mark.parametrize("target", ["operator", "sidecar"])
+def test_an_image_has_its_labels_and_a_bill_that_lists_what_it_holds(target: str) -> None:
+    labels, bills, names = opened(built(target))
+    prefix = "org.opencontainers.image."
+    assert labels[f"{prefix}version"] == __version__
+    assert (labels[f"{prefix}title"], labels[f"{prefix}licenses"]) == (f"rtj-{target}", "Apache-2.0")
+    assert {f"{prefix}revision", f"{prefix}source"} <= set(labels)
+    (found,) = bills.items()
+    assert found[0] == f"sbom/rtj-{target}.cdx.json"
+    bill = json.loads(found[1])
+    assert {c["name"]: {c["version"]} for c in bill["components"]} == read_pins(
+        ROOT / "requirements" / f"{target}.txt"
+    )
+    installed = {name.split("/")[-1] for name in names if re.fullmatch(r"opt/rtj/.*\.dist-info", name)}
+    assert len(installed) == len(bill["components"])
+    assert not [name for name in installed if name.startswith(("pip-", "setuptools-"))]

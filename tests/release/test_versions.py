@@ -1,0 +1,33 @@
+"""One version, in `trainer_sidecar/__init__.py`: what else carries it agrees."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+from trainer_sidecar import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_package_chart_and_images_carry_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "trainer_sidecar/__init__.py"
+    chart = yaml.safe_load((ROOT / "charts" / "rtj-operator" / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
+    (label,) = re.findall(r"^ARG VERSION=(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert label == __version__
+
+
+def test_every_image_carries_labels_and_its_bill_of_materials() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    for name in ("operator", "sidecar"):
+        stage = text.partition(f"FROM base AS {name}\n")[2].partition("\nFROM ")[0]
+        for key in ("title", "description", "version", "revision", "source", "licenses"):
+            assert f"org.opencontainers.image.{key}=" in stage, (name, key)
+        assert f"COPY --from=build-{name} /src/sbom /sbom" in stage
+        assert f"requirements/{name}.txt --name rtj-{name} --installed > sbom/rtj-{name}.cdx.json" in text
