@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from trainer_sidecar import cli
 from trainer_sidecar.commands.export import chosen
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
@@ -147,3 +148,11 @@ def test_a_dtype_that_the_format_lacks_is_refused_by_name() -> None:
     odd = Stored("model/phase", "complex64", (1,), ())
     with pytest.raises(ValueError, match="phase has dtype complex64"):
         safetensors_file.plan({"phase": odd}, "model", 10)
+
+
+def test_a_prefix_cannot_be_taken_off_where_all_names_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--store", f"file://{tmp_path}/ckpt", "--run-id", "x", "--to", str(tmp_path / "to")]
+    assert cli.main(["export", "--all", "--strip", "module.", *where]) == 2
+    assert "--strip module. and --all exclude each other" in capsys.readouterr().err
