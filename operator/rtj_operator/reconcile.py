@@ -209,6 +209,9 @@ class Reconciler:
             await self.events.post(subject.raw, (Event(EventReason.INVALID, str(exc), key, warning=True),))
             raise TryLater(str(exc)) from exc
         except (FenceTrouble, ForeignObject, Invalid, Forbidden) as exc:
+            if isinstance(exc, Forbidden) and subject.status.phase is Phase.RUNNING and missing_right(exc):
+                await self._cannot_look(subject.raw, subject.job, subject.spec, missing_right(exc))
+                raise TryLater(str(exc)) from exc
             await self._say(subject, view, trouble_of(exc))
             raise TryLater(str(exc)) from exc
         except (Unavailable, NotFound, AlreadyExists) as exc:

@@ -146,9 +146,10 @@ def test_a_node_that_is_cut_off_makes_the_job_go_on_with_half_the_ranks_and_twic
 
 def test_the_columns_of_kubectl_get_tell_the_state_of_a_job(story: Story) -> None:
     head, row = story.columns.splitlines()
-    assert head.split() == ["NAME", "PHASE", "NODES", "MESH", "STEP", "COMMITTED", "RPO", "ATTEMPTS", "AGE"]
-    assert max(len(head.rstrip()), len(row.rstrip())) <= 100, story.columns
-    assert row.split()[:4] == ["main", "Running", "1", "dp2xtp1xpp1"]
+    assert head.split() == ["NAME", "PHASE", "NODES", "STEP", "RPO", "AGE"]
+    assert max(len(head.rstrip()), len(row.rstrip())) <= 80, story.columns
+    assert row.split()[:3] == ["main", "Running", "1"]
+    assert " steps/" in row
 
 
 def test_the_job_grows_back_by_saving_first_when_the_node_returns(story: Story, world: World) -> None:

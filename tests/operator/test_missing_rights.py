@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster import Cluster, assert_one_of_everything, run_until_planned
+from fake_cluster import KEY, Cluster, assert_one_of_everything, run_until_planned
+from operator_values import end_report, sidecar
 
 from rtj_operator.fencing import Stores
 from rtj_operator.kube import EVENTS, RTJ, Forbidden, KubeError
 from rtj_operator.reconcile import TryLater
 from rtj_operator.rights import missing_right
+from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.store.base import AccessDeniedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +91,28 @@ def test_the_finalizer_needs_a_right_that_is_named_before_anything_is_placed(tmp
     deny(cluster, "patch", "resumabletrainingjobs")
     until_it_is_in_the_way(lambda: cluster.step(cluster.operator()))
     assert "grant patch on resumabletrainingjobs.resumabletraining.io in namespace ns" in shown(cluster)
+
+
+def test_a_job_that_runs_is_looked_after_though_its_finalizer_cannot_be_set(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "store")
+    operator = cluster.operator()
+    cluster.answers.update({0: sidecar(0, epoch=1), 1: sidecar(1, epoch=1)})
+    run_until_planned(cluster, operator)
+    cluster.kube.objects[RTJ.plural, "ns", "sft"]["spec"]["deletionPolicy"] = "Delete"
+    cluster.kube.put(RTJ, cluster.kube.objects[RTJ.plural, "ns", "sft"])
+    operator.memory.stale(KEY)
+    deny(cluster, "patch", "resumabletrainingjobs")
+    until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert "grant patch on resumabletrainingjobs" in shown(cluster)
+    writes = len(cluster.kube.log)
+    until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert len(cluster.kube.log) == writes
+    failed = end_report(OutcomeKind.FAILED, epoch=1)
+    cluster.answers.update({i: failed.model_copy(update={"pod_index": i}) for i in (0, 1)})
+    for _ in range(4):
+        with contextlib.suppress(TryLater):
+            cluster.step(operator)
+    assert [a.attempt for a in cluster.history().attempts] == [1, 2]
 
 
 @pytest.mark.parametrize(("verb", "resource"), [("create", "events"), ("get", "secrets")])

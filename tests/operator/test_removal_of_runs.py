@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_cluster import KEY, Cluster, Died, run_until_planned
 from operator_values import NOW, Situation, at, job, pod, pods, running
+from test_causes import failing
 from test_restore_point_bad import order, world
 
 from rtj_operator.api import JobStatus, Phase
@@ -19,6 +20,7 @@ from rtj_operator.decide.actions import (
     DeleteJob,
     DeleteObject,
     DeletePods,
+    FenceAndPublish,
     RemoveRun,
     SetFinalizer,
     WriteStatus,
@@ -53,6 +55,15 @@ def test_the_finalizer_stands_before_anything_is_placed_and_goes_with_the_policy
     assert replace(held, spec=Situation().spec).decide().actions == (SetFinalizer(False),)
     refused = replace(new, problems=("MeshImpossible: no",), wanted=None)
     assert SetFinalizer(True) not in refused.decide().actions, "a spec that never ran has nothing to hold"
+
+
+def test_a_job_that_runs_already_is_looked_after_before_it_gets_its_finalizer() -> None:
+    trains = deleting(deletion_timestamp=None, finalizers=[])
+    trains = trains.after(trains.decide())
+    assert trains.decide().actions == (SetFinalizer(True),), "nothing else is to be done"
+    failed = trains.with_nonce("nonce-2").seeing(jobs=1, pods=failing())
+    assert any(isinstance(a, FenceAndPublish) for a in failed.decide().actions)
+    assert SetFinalizer(True) not in failed.decide().actions
 
 
 def test_pods_go_before_checkpoints_and_then_a_part_of_the_run_goes() -> None:

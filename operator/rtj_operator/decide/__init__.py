@@ -19,7 +19,7 @@ from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
 from rtj_operator.decide.refused import as_placed, goes_on, held_back
-from rtj_operator.decide.removal import removal
+from rtj_operator.decide.removal import finalizer_refused, removal, with_finalizer
 from rtj_operator.decide.resize import (
     deadline_passed,
     draining,
@@ -54,7 +54,7 @@ def decide(
     view = replace(before, status=with_commits(before))
     view = as_placed(_reopened(view))
     step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
-    return _decision(before, view, held_back(view, step))
+    return with_finalizer(before, _decision(before, view, held_back(view, step)))
 
 
 def managed_elsewhere(view: View) -> Step | None:
@@ -175,7 +175,7 @@ def _decision(before: View, view: View, step: Step) -> Decision:
     if view.spec.managed_by:
         return Decision((), before.status)
     status = with_active_time(view, _with_job_uid(view, step.status))
-    status = with_conditions(view, status, step.degraded)
+    status = with_conditions(view, status, step.degraded or finalizer_refused(view))
     changed = _differs(status.model_copy(update=_PACE), before.status.model_copy(update=_PACE))
     status = with_progress(replace(view, status=status), status, changed)
     effects = step.effects

@@ -4,11 +4,13 @@ With Delete the pods go first, then the run's objects (`trainer_sidecar.store.re
 the finalizer. Nothing holds the object in silence: what is in the way stands in the status, and setting Retain lets go.
 """
 
+from dataclasses import replace
+
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.api.names import FINALIZER
 from rtj_operator.api.policies import DeletionPolicy
 from rtj_operator.classify import OVERDUE_SECONDS
-from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import Action, Decision, Event, RemoveRun, SetFinalizer, WriteStatus
 from rtj_operator.decide.lifetime import expired
 from rtj_operator.decide.observed import PodView
@@ -23,15 +25,33 @@ _NOT_OURS_TO_TOUCH = frozenset({Reason.STORE_NOT_ALLOWED, Reason.SECRET_NOT_ALLO
 
 
 def removal(view: View) -> Decision | None:
-    """What the deletion policy asks for now; None while the job just goes on."""
+    """What the deletion policy asks for before anything else is decided; None while the job goes on."""
     held = FINALIZER in view.meta.finalizers
     if view.meta.deletion_timestamp is None:
-        return None if held == _should_hold(view) else Decision((SetFinalizer(not held),), view.status, 0.0)
+        # A job that has begun is looked after all the same: then `with_finalizer` does it when there is time.
+        first = held != _should_hold(view) and (held or not _begun(view.status))
+        return Decision((SetFinalizer(not held),), view.status, 0.0) if first else None
     if not held or view.spec.managed_by:
         return Decision((), view.status)
     if view.spec.deletion_policy is not DeletionPolicy.DELETE or not _begun(view.status):
         return Decision((SetFinalizer(False),), view.status)
     return _remove(view)
+
+
+def with_finalizer(view: View, decision: Decision) -> Decision:
+    """A job that has begun gets its finalizer once nothing else is to be done: it needs the version that was read."""
+    if decision.actions or FINALIZER in view.meta.finalizers or not _should_hold(view):
+        return decision
+    return replace(decision, actions=(SetFinalizer(True),))
+
+
+def finalizer_refused(view: View) -> tuple[str, str] | None:
+    """Why the finalizer could not be set last time, kept until it is: else each look would write it anew."""
+    degraded = find(view.status.conditions, ConditionType.DEGRADED)
+    if degraded is None or (degraded.status, degraded.reason) != ("True", Reason.RIGHT_MISSING):
+        return None
+    waits = FINALIZER not in view.meta.finalizers and _should_hold(view)
+    return (degraded.reason, degraded.message) if waits else None
 
 
 def _should_hold(view: View) -> bool:
