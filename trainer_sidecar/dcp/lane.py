@@ -26,6 +26,7 @@ from trainer_sidecar.train.saves import Code, Content, InFlight, Saves
 
 _ENDING_SECONDS = 2.0
 """DCP's thread may live a moment longer than its save."""
+_POLL_SECONDS = 0.01
 _PROGRESS_SECONDS = 0.5
 
 
@@ -73,25 +74,33 @@ class Lane:
         """The copy failed: no save follows it."""
         self._stager = None
 
-    def enter(self) -> None:
-        """DCP begins a save in this thread: that of `stage`, or another one. Raises SaveInFlight."""
+    def enter(self, *, waits: bool = False) -> None:
+        """DCP begins a save in this thread: that of `stage`, or another one. Raises SaveInFlight; with `waits` only
+        after the save's time-out."""
         here = threading.current_thread()
         if self._stager is None or self._stager is here:
-            self._refuse_second()
+            patience = self.env.plan.checkpoint.save_timeout_seconds if waits else _ENDING_SECONDS
+            self._refuse_second(patience)
         self._stager, self._saver, self._begun = None, here, False
 
-    def _refuse_second(self) -> None:
+    def _refuse_second(self, patience: float = _ENDING_SECONDS) -> None:
+        began = time.monotonic()
+        while not self._over(time.monotonic() - began):
+            if time.monotonic() - began > patience:
+                raise SaveInFlight(
+                    "another save is in flight: wait for it first, as by future.result() of dcp.async_save; one save "
+                    "at a time is staged and uploaded"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _over(self, waited: float) -> bool:
+        """The newest save has ended for DCP. A thread that a script uses on does not tell: then its outcome does."""
+        if self._stager is not None:
+            return False
         saver = self._saver
-        if self._stager is None:
-            if saver is None or saver is threading.current_thread():
-                return
-            saver.join(_ENDING_SECONDS)
-            if not saver.is_alive() or self._known:
-                return
-        raise SaveInFlight(
-            "another save is in flight: wait for it first, as by future.result() of dcp.async_save; one save at a time "
-            "is staged and uploaded"
-        )
+        if saver is None or saver is threading.current_thread() or not saver.is_alive():
+            return True
+        return self._known and waited > _ENDING_SECONDS / 2
 
     @property
     def _known(self) -> bool:

@@ -69,8 +69,9 @@ class SidecarWriter(StorageWriter, BlockingAsyncStager):
             self._step = step_of(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Called first in each save."""
-        self._lane.enter()
+        """Called first in each save. Where `reset` was not, DCP's collectives follow whatever is raised here, and must
+        not mix with those of a save in another thread: so this waits for it."""
+        self._lane.enter(waits=True)
         if self._step is None:
             raise ValueError("the save names no step: give checkpoint_id=f'step-{step}' to each dcp.save")
         return StorageMeta(checkpoint_id=f"step-{self._step}")

@@ -131,8 +131,9 @@ def save() -> None:
     other = SidecarWriter(4, device="cpu")
     found["second async"] = refusal(dcp.async_save, more, storage_writer=other)
     found["second"] = refusal(dcp.save, more, checkpoint_id=4, storage_writer=writer)
-    held.go.set()
-    future.result()
+    threading.Timer(0.3, held.go.set).start()
+    dcp.save(more, storage_writer=other, process_group=group)  # inside DCP's collectives, it waits
+    assert future.done()
 
     weights = get_state_dict(model, optimizer)[0]
     found["mixed"] = refusal(dcp.save, weights, checkpoint_id=4, storage_writer=writer, planner=Mixed())
