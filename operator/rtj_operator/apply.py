@@ -79,7 +79,12 @@ class ForeignObject(Exception):
 
 
 class StatusRefused(Exception):
-    """The status fails the CRD's validation: trying again changes nothing until the CRD or the object does (O14)."""
+    """The status fails the CRD's validation: trying again changes nothing until the CRD or the object does (O14).
+    `said`: events of what was done all the same."""
+
+    def __init__(self, message: str, said: tuple[Event, ...] = ()) -> None:
+        super().__init__(message)
+        self.said = said
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ class Applier:
             raise StatusRefused(
                 f"the API server refuses the status of {subject.namespace}/{subject.job.metadata.name}: "
                 f"{refused.sentence}. The CRD does not fit this object or this operator: install the CRD of this "
-                "version. What was decided before goes on, nothing new is begun"
+                "version. What was decided before goes on, nothing new is begun",
+                tuple(said),
             ) from refused
         return tuple(said)
 

@@ -206,7 +206,9 @@ class Reconciler:
             return 0.05
         except StatusRefused as exc:
             key = f"status-refused/{subject.job.metadata.generation}"
-            await self.events.post(subject.raw, (Event(EventReason.INVALID, str(exc), key, warning=True),))
+            await self.events.post(
+                subject.raw, (Event(EventReason.INVALID, str(exc), key, warning=True), *exc.said)
+            )
             raise TryLater(str(exc)) from exc
         except (FenceTrouble, ForeignObject, Invalid, Forbidden) as exc:
             if isinstance(exc, Forbidden) and subject.status.phase is Phase.RUNNING and missing_right(exc):

@@ -27,7 +27,7 @@ from rtj_operator.decide.actions import (
 )
 from rtj_operator.faults import AFTER_REMOVAL
 from rtj_operator.fencing import Stores, conflict_of
-from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ
+from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ, Invalid
 from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.journal import Attempt, Owner, Retired
 from trainer_sidecar.contract.keys import RunKeys
@@ -235,6 +235,21 @@ def test_a_store_that_refuses_is_said_once_tried_again_and_retain_lets_go(cluste
     assert finalizers(cluster) == ["other/one"]
     cluster.stores = good
     assert objects(cluster), "everything is kept"
+
+
+def test_a_status_that_the_crd_refuses_holds_no_deletion_up(cluster: Cluster) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise Invalid("PATCH: 422", status=422, sentence="phase: Unsupported value: Deleting")
+
+    deleted(cluster)
+    cluster.kube.write_status = refuse  # type: ignore[method-assign]
+    operator = cluster.operator()
+    for _ in range(2):
+        with pytest.raises(TryLater, match="Unsupported value: Deleting"):
+            finish(cluster, operator)
+    assert finalizers(cluster) == ["other/one"]
+    assert objects(cluster) == set()
+    assert "CheckpointsDeleted" in events(cluster)
 
 
 def test_what_a_fork_needs_stays_with_the_reason_in_an_event_and_the_object_goes(cluster: Cluster) -> None:

@@ -209,6 +209,23 @@ def test_an_empty_journal_of_a_run_that_was_begun_deletes_nothing(store: Store) 
     assert remove(store) == Removal(), "a run that never began has nothing to delete, and nothing is guessed"
 
 
+def test_an_entry_that_cannot_be_read_may_be_a_hold_or_a_new_owner_and_keeps_everything(store: Store) -> None:
+    _, ids = commits(store, 1, 2)
+    hold(journal(store), ids[0], "run team/fork", owner=OTHER, writer="operator/test")
+    damaged = KEYS.journal(4)
+    entry = store.get(damaged)
+    store.put(damaged, b"garbage")
+    before = below(store)
+    with pytest.raises(
+        JournalLostError, match=r"0000000004.json cannot be read and may have been another run's hold"
+    ):
+        remove(store)
+    assert below(store) == before
+    assert len(list(store.list(KEYS.journal_prefix))) == 4, "not even fenced"
+    store.put(damaged, entry)
+    assert "held by run team/fork" in remove(store).kept[0]
+
+
 def test_nothing_is_deleted_through_a_symbolic_link(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store")
     _, ids = commits(store, 1, 2)
@@ -234,7 +251,8 @@ def test_other_folders_below_checkpoints_are_not_the_runs_and_are_named(store: S
     assert below(store) == {f"{KEYS.checkpoints_prefix}mine/notes"}
 
 
-def test_all_commits_are_retired_in_entries_that_fit(store: Store) -> None:
+def test_all_commits_are_retired_in_entries_that_fit() -> None:
+    store = MemoryStore()
     fenced = fence(store)
     by: Journal = journal(store)
     for step in range(1, 67):

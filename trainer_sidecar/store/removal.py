@@ -53,6 +53,7 @@ def remove_run(
     """
     history = journal.read()
     journal.check_writable(history)
+    _require_all_read(journal, history)
     if not history.attempts:
         _require_nothing_known(journal, known_attempts)
         return Removal(kept=_release(journal, source, owner, writer, timeout))
@@ -70,7 +71,7 @@ def remove_run(
         return Removal(len(doomed), objects, 1)  # somebody has begun an attempt: look again whose
     frozen = delete_unused(journal, epoch=journal.history.epoch)
     journal.store.delete([journal.keys.latest])
-    kept = (*_held(journal), *_undecided(journal), *_release(journal, source, owner, writer, timeout))
+    kept = (*_held(journal), *_foreign(journal), *_release(journal, source, owner, writer, timeout))
     return Removal(len(doomed), objects + sum(len(f.keys) for f in frozen), 0, kept)
 
 
@@ -139,6 +140,16 @@ def _require_nothing_known(journal: Journal, known_attempts: int) -> None:
         )
 
 
+def _require_all_read(journal: Journal, history: History) -> None:
+    """What cannot be read may have been a fork's hold, or the attempt of somebody who took the run over."""
+    if history.void:
+        raise JournalLostError(
+            f"{journal.store.url}: {journal.keys.journal(history.void[0])} cannot be read and may have been another "
+            "run's hold or another owner's attempt: restore that object from a version or a backup; nothing is deleted "
+            "until then"
+        )
+
+
 def _of_another(journal: Journal, owner: Owner) -> str:
     other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
     return f"all of run {journal.keys.prefix} in {journal.store.url}: it belongs to {other} now"
@@ -154,14 +165,12 @@ def _held(journal: Journal) -> tuple[str, ...]:
     )
 
 
-def _undecided(journal: Journal) -> tuple[str, ...]:
-    """What a sweep has to leave: it may be a commit, or is not the run's at all."""
+def _foreign(journal: Journal) -> tuple[str, ...]:
+    """What a sweep has to leave: it is not the run's."""
     history = journal.history
     left = [i for i in present_checkpoints(journal) if i not in history.holds]
     return tuple(
-        f"{journal.keys.checkpoints_prefix}{i}/: it is no checkpoint of this run, or an entry of the journal that "
-        "cannot be read might be its commit"
-        for i in left[:_SHOWN]
+        f"{journal.keys.checkpoints_prefix}{i}/: it is no checkpoint of this run" for i in left[:_SHOWN]
     )
 
 
