@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from itertools import pairwise
+
 import pytest
-from chart import CHART, kinds, run, template
+import yaml
+from chart import CHART, ROOT, kinds, run, strangers, template
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+ALL = (
+    "replicas=2",
+    "networkPolicy.enabled=true",
+    "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.a=b",
+    "monitoring.podMonitor.enabled=true",
+    "monitoring.alerts.enabled=true",
+    "monitoring.dashboard.enabled=true",
+    "imagePullSecrets={plain}",
+    "imagePullSecrets[1].name=mapped",
+    "serviceAccount.annotations.a=b",
+    "podAnnotations.a=b",
+    "podLabels.azure\\.workload\\.identity/use=yes",
+    "priorityClassName=system-cluster-critical",
+    "extraEnv[0].name=A",
+    "extraEnv[0].value=b",
+    "tolerations[0].key=gpu",
+    "nodeSelector.a=b",
+)
+"""Everything that the chart can do, at once."""
 ROLES = {"Role", "RoleBinding"}
 CLUSTER_ROLES = {"ClusterRole", "ClusterRoleBinding"}
 
@@ -18,6 +42,65 @@ def test_lint_is_strict_and_a_misspelt_or_mistyped_value_is_refused_by_name(helm
     assert "allowedUrls" in said
     said = run(helm, "template", str(CHART), "--set", "image.pullPolicy=Sometimes", ok=False)
     assert "pullPolicy" in said
+
+
+@pytest.mark.parametrize("values", [(), ALL, (*ALL, "namespaces={a,b}", "store.readSecret=false")])
+def test_kubernetes_knows_every_field_of_every_object(helm: str, values: tuple[str, ...]) -> None:
+    objects = template(helm, *values)
+    assert {"Deployment", "ServiceAccount", "CustomResourceDefinition"} <= kinds(objects)
+    assert [found for body in objects for found in strangers(body)] == []
+
+
+def test_a_field_that_kubernetes_does_not_know_would_be_found(helm: str) -> None:
+    body = next(b for b in template(helm) if b["kind"] == "Deployment")
+    pod = body["spec"]["template"]["spec"]
+    pod["tolerence"], pod["imagePullSecrets"], body["spec"]["replicas"] = [], ["plain"], "1"
+    assert strangers(body) == [
+        "Deployment.spec.replicas: '1' is no int",
+        "Deployment.spec.template.spec.tolerence is unknown",
+        "Deployment.spec.template.spec.imagePullSecrets[0]: 'plain' is no V1LocalObjectReference",
+    ]
+
+
+def test_the_operators_pod_has_the_pull_secrets_labels_and_priority_that_were_asked_for(helm: str) -> None:
+    template_of_pods = next(b for b in template(helm, *ALL) if b["kind"] == "Deployment")["spec"]["template"]
+    spec, meta = template_of_pods["spec"], template_of_pods["metadata"]
+    assert spec["imagePullSecrets"] == [{"name": "plain"}, {"name": "mapped"}]
+    assert spec["priorityClassName"] == "system-cluster-critical"
+    assert meta["labels"]["azure.workload.identity/use"] == "yes"
+    assert meta["labels"]["app.kubernetes.io/name"] == "rtj-operator"
+
+
+def test_releases_of_one_name_in_two_namespaces_share_no_object(helm: str) -> None:
+    values = ["--set", "crds.install=false", "--set", "replicas=2"]
+
+    def names(namespace: str) -> set[tuple[str, str, str]]:
+        text = run(helm, "template", "rtj", str(CHART), "--namespace", namespace, *values)
+        found = [body for body in yaml.safe_load_all(text) if body]
+        return {(b["kind"], b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in found}
+
+    assert names("one") & names("two") == set()
+    assert len(names("one")) == len(names("two")) > 4
+
+
+def values_in_the_documents() -> list[tuple[str, tuple[str, ...]]]:
+    """(page, values) of every helm command with --set in a block of a page."""
+    found = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                sets = tuple(value for word, value in pairwise(words) if word == "--set")
+                if words[:1] == ["helm"] and sets:
+                    found.append((page.name, sets))
+    return found
+
+
+def test_values_that_the_documents_set_are_values_of_the_chart(helm: str) -> None:
+    commands = values_in_the_documents()
+    assert "monitoring.md" in dict(commands)
+    for page, sets in commands:
+        assert template(helm, *sets), page
 
 
 def test_in_named_namespaces_without_nodes_the_release_has_no_right_outside_them(helm: str) -> None:

@@ -1,10 +1,12 @@
 """The chart's own life on a real cluster, with a job that trains through all of it: install, upgrade, rollback,
-uninstall and install again, in the words of docs/install.md."""
+uninstall and install again, by the commands of docs/install.md."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,9 +20,12 @@ from operator_world import ROOT, SIDECAR_IMAGE, Place, eventually, tool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 CHART = ROOT / "charts" / "rtj-operator"
+PAGE = (ROOT / "docs" / "install.md").read_text()
 IMAGE = "localhost/rtj-operator:dev"
 CRD = "customresourcedefinition/resumabletrainingjobs.resumabletraining.io"
-OF_THE_RELEASE = "deployments,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+OF_THE_RELEASE = (
+    "deployments,serviceaccounts,configmaps,roles,rolebindings,poddisruptionbudgets,networkpolicies"
+)
 OF_THE_RELEASE_ANYWHERE = "clusterroles,clusterrolebindings"
 
 
@@ -34,17 +39,20 @@ class Release:
     def name(self) -> str:
         return f"{self.place.namespace}-life"
 
-    def helm(self, *words: str) -> str:
+    def helm(self, command: str, *more: str, chart: Path = CHART) -> None:
+        """`helm COMMAND` as the page has it, for this release, with more options."""
+        line = next(line for block in blocks(PAGE) for line in block if line.startswith(f"helm {command} "))
+        names = {"rtj": self.name, "rtj-system": self.name, "charts/rtj-operator": str(chart)}
+        words = [names.get(word, word) for word in shlex.split(line)]
         done = subprocess.run(
-            ["helm", *words, "--namespace", self.name],
+            [*words, *more],
             env={**os.environ, **self.place.env},
             capture_output=True,
             text=True,
             timeout=240,
             check=False,
         )
-        assert done.returncode == 0, f"helm {' '.join(words)}: {done.stderr[-2000:]}\n{self.log()}"
-        return done.stdout
+        assert done.returncode == 0, f"{shlex.join([*words, *more])}: {done.stderr[-2000:]}\n{self.log()}"
 
     def install(self) -> None:
         values: dict[str, Any] = {
@@ -64,10 +72,7 @@ class Release:
         sets = ",".join(f"{name}={json.dumps(value)}" for name, value in values.items())
         # Other tests put the definition there with kubectl, hence the words about ownership.
         ownership = ("--take-ownership", "--force-conflicts")
-        self.helm(
-            "install", self.name, str(CHART), "--create-namespace", "--set-json", sets,
-            *ownership, "--wait", "--timeout", "180s",
-        )  # fmt: skip
+        self.helm("install", "--set-json", sets, *ownership, "--timeout", "180s")
 
     def log(self) -> str:
         try:
@@ -89,9 +94,14 @@ def release(place: Place) -> Iterator[Release]:
     tool("image", "build", "--target", "operator", "--tag", IMAGE, "--load")
     found = Release(place)
     yield found
-    found.helm("uninstall", found.name, "--ignore-not-found", "--wait")
+    found.helm("uninstall", "--ignore-not-found")
     place.kubectl("delete", "namespace", found.name, "--wait=false")
     place.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+
+
+def blocks(page: str) -> list[list[str]]:
+    """Lines of the page's commands, by block."""
+    return [text.splitlines() for text in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
 
 
 def next_chart(folder: Path) -> Path:
@@ -140,19 +150,19 @@ def test_a_job_trains_through_upgrade_rollback_and_uninstall_and_a_new_installat
     pods = uids(place)
 
     chart = next_chart(tmp_path)
-    changed = ("--reset-then-reuse-values", "--set", "replicas=2,logLevel=DEBUG")
-    release.helm("upgrade", release.name, str(chart), *changed, "--wait", "--timeout", "180s")
+    changed = "replicas=2,logLevel=DEBUG,sidecar.cpu=20m,networkPolicy.enabled=true,monitoring.dashboard.enabled=true"
+    release.helm("upgrade", "--set", changed, "--timeout", "180s", chart=chart)
     patch = ("-n", place.namespace, "patch", "rtj", "life", "--type=merge", "-p", '{"spec":{"note":"new"}}')
     eventually(lambda: place.kubectl(*patch) and note(place) == "new", "the new field is served")
     operators = place.kubectl("-n", release.name, "get", "pods", "-o", "name").split()
     assert len(operators) == 2
     trains_on_undisturbed(place, pods)
 
-    release.helm("rollback", release.name, "1", "--wait", "--timeout", "180s")
+    release.helm("rollback", "--timeout", "180s")
     eventually(lambda: note(place) is None, "the field of the later chart is gone")
     trains_on_undisturbed(place, pods)
 
-    release.helm("uninstall", release.name, "--wait")
+    release.helm("uninstall")
     assert release.left() == []
     without = last_commit(place)
     told = place.status("life")["lastCommitted"]["step"]

@@ -1,6 +1,10 @@
 {{- define "rtj.name" -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
+{{- /* Of objects outside namespaces: two releases of one name in two namespaces are two. */ -}}
+{{- define "rtj.clusterName" -}}
+{{- printf "%s.%s" (include "rtj.name" .) .Release.Namespace -}}
+{{- end -}}
 {{- define "rtj.labels" -}}
 app.kubernetes.io/name: rtj-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
