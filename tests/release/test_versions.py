@@ -21,6 +21,8 @@ def test_package_chart_and_images_carry_one_version() -> None:
     assert chart["version"] == chart["appVersion"] == __version__
     (label,) = re.findall(r"^ARG VERSION=(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert label == __version__
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert set(re.findall(r"\brtj-(?:operator|sidecar):(\d\S*)", page)) == {__version__}
 
 
 def test_every_image_carries_labels_and_its_bill_of_materials() -> None:
