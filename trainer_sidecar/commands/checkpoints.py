@@ -9,6 +9,7 @@ from trainer_sidecar.commands import checkpoint_pins, checkpoint_verdicts, check
 from trainer_sidecar.commands.found import NEWEST, find_stored, read_run
 from trainer_sidecar.commands.store_options import add_run_options, open_journal
 from trainer_sidecar.commands.table import print_rows, text_of
+from trainer_sidecar.contract.checkpoint import ManifestFile
 from trainer_sidecar.contract.journal import Manifest
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.verify import read_manifest
@@ -73,6 +74,12 @@ def _state(history: History, manifest: Manifest) -> str:
     return ", ".join(words)
 
 
+def _folders(manifest: ManifestFile) -> dict[str, Any]:
+    """Of a framework's own checkpoint, by the first rank that had each folder."""
+    kept = manifest.training_state.folders
+    return {"folders of": [f"rank {rank}" for rank in sorted(set(kept.leaders))]} if kept else {}
+
+
 def _show(args: argparse.Namespace) -> int:
     journal = open_journal(args)
     history = read_run(journal)
@@ -96,6 +103,7 @@ def _show(args: argparse.Namespace) -> int:
         "parent": entry.parent,
         "mesh": str(manifest.topology.mesh),
         "shards": len(manifest.shards),
+        **_folders(manifest),
         "state digest": manifest.state_digest,
         "fingerprints": ", ".join(f"{k}={v}" for k, v in manifest.fingerprints.items()),
     }

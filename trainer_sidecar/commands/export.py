@@ -107,6 +107,12 @@ def _export(args: argparse.Namespace) -> int:
 
 def _from(source: Source, point: RestorePoint, args: argparse.Namespace) -> int:
     manifest = source.open()
+    if manifest.training_state.folders is not None:
+        raise ValueError(
+            f"checkpoint {point.checkpoint_id} holds folders that a framework has written, no tensors: nothing can "
+            "be exported. Let a script put them into a folder by FolderSession.restore_folder(…, all_ranks=True), and "
+            "run the framework's own converter there (docs/own-folder.md)"
+        )
     tensors = chosen(
         source.tensors, manifest, everything=args.all, trainable=args.trainable, strip=args.strip
     )

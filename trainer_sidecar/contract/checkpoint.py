@@ -68,6 +68,13 @@ class Progress(Document):
     """False: the newest loss or gradient norm that was known at the save was no finite number (JSON has none)."""
 
 
+class OwnFolders(Document):
+    """Of a save of folders that a framework has written: a file is a tensor of bytes, `folder/<rank:05d>/<path>`."""
+
+    leaders: list[int]
+    """By rank: the first rank that had the same folder, whose files those ranks kept together."""
+
+
 class TrainingState(Document):
     """Everything that is not a tensor and equal on all ranks; JSON with tagged types (datapath T14), no pickle."""
 
@@ -89,6 +96,8 @@ class TrainingState(Document):
     """Of a save through torch.distributed.checkpoint: values that are no tensors, by stored name."""
     paths: dict[str, list[str | int]] = Field(default_factory=dict)
     """The same: keys on the way to a value in the state dict, of names that joined keys do not tell (`a/0/b`)."""
+    folders: OwnFolders | None = None
+    """Set when the checkpoint holds a framework's files, which only `FolderSession.restore_folder` gives back."""
 
 
 class FrozenObject(Document):

@@ -25,6 +25,7 @@ from trainer_sidecar.contract.checkpoint import Slices
 from trainer_sidecar.dcp.errors import CheckpointRefused
 from trainer_sidecar.dcp.names import Path, fqn_of, told
 from trainer_sidecar.train.boxes import Box
+from trainer_sidecar.train.errors import holds_folders
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Catalogue:
 
     def __init__(self, opened: m.RestoreOpened, slices: Slices) -> None:
         state = opened.manifest.training_state
+        if state.folders is not None:
+            raise CheckpointRefused(holds_folders(opened.manifest.checkpoint_id))
         names = [*opened.tensors.names, *state.items]
         paths: dict[str, Path] = {n: tuple(state.paths[n]) if n in state.paths else told(n) for n in names}
         self._fqns = {name: fqn_of(path) for name, path in paths.items()}

@@ -4,6 +4,7 @@ from trainer_sidecar.train.environment import join
 from trainer_sidecar.train.errors import (
     EnvironmentMissing,
     Fenced,
+    FolderRefused,
     ResumeRefused,
     SaveFailed,
     SidecarLost,
@@ -11,6 +12,7 @@ from trainer_sidecar.train.errors import (
 )
 from trainer_sidecar.train.fingerprint_content import DatasetManifest
 from trainer_sidecar.train.fingerprints import fingerprint
+from trainer_sidecar.train.folder_session import FolderSession
 from trainer_sidecar.train.mixture import Mixture
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.packing import Packed
@@ -23,6 +25,8 @@ __all__ = [
     "DatasetManifest",
     "EnvironmentMissing",
     "Fenced",
+    "FolderRefused",
+    "FolderSession",
     "Mixture",
     "Packed",
     "ResumeRefused",

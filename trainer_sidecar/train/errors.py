@@ -35,6 +35,14 @@ class ResumeRefused(TrainingLibraryError):
         super().__init__("\n".join(differences))
 
 
+def holds_folders(checkpoint_id: str) -> str:
+    """Why neither a Session nor dcp.load takes a checkpoint."""
+    return (
+        f"checkpoint {checkpoint_id} holds folders that a framework has written, no tensors: only "
+        "FolderSession.restore_folder gives them back (docs/own-folder.md)"
+    )
+
+
 class ResumeDiverged(ResumeRefused):
     """Training went on otherwise than the steps seen after the save, on the same mesh: the saved state is accused."""
 
@@ -53,3 +61,7 @@ class StagingFailed(TrainingLibraryError):
 
 class SaveFailed(TrainingLibraryError):
     """A save that the session had to wait for did not commit."""
+
+
+class FolderRefused(TrainingLibraryError):
+    """A framework's folder cannot be kept, or filled, as it is: the file is named."""

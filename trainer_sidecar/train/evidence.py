@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from trainer_sidecar.contract import messages as m
-from trainer_sidecar.contract.checkpoint import WitnessStep
+from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.plan import OnVerificationFailure, VerificationPolicy
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.train.agreement import Values
 from trainer_sidecar.train.errors import ResumeDiverged
-from trainer_sidecar.train.restore import Resumed
 from trainer_sidecar.train.sidecar_client import SidecarClient
 from trainer_sidecar.train.witness import ResumeVerifier, WitnessRecorder
 
 _WINDOW = 50
+
+
+class Restored(Protocol):
+    """What the verdict on a resume needs to know of the restore."""
+
+    @property
+    def report(self) -> ResumeReport: ...
+    @property
+    def witness(self) -> Witness | None: ...
+    @property
+    def saved_epoch(self) -> int: ...
+    @property
+    def loss_spread(self) -> float: ...
 
 
 class Evidence:
@@ -30,7 +43,7 @@ class Evidence:
         self.grad_norm: float | None = None
         self.resume: ResumeReport | None = None
 
-    def resumed(self, resumed: Resumed) -> None:
+    def resumed(self, resumed: Restored) -> None:
         """A restore was done: its report goes out now, and once more after the compared steps."""
         policy = self._policy
         self.resume = resumed.report

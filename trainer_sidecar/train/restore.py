@@ -36,7 +36,7 @@ from trainer_sidecar.train.capture import Captured, State
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.digest import MODULUS, add, to_hex
 from trainer_sidecar.train.environment import Environment
-from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused
+from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused, holds_folders
 from trainer_sidecar.train.frozen import references, split
 from trainer_sidecar.train.kept_settings import kept_settings
 from trainer_sidecar.train.left import Left
@@ -136,7 +136,10 @@ class Restorer:
 
     def _open(self, point: RestorePoint) -> m.RestoreOpened:
         request = m.OpenRestore(checkpoint_id=point.checkpoint_id)
-        return self.env.client.ask(request, m.RestoreOpened, seconds=LONG_REPLY_SECONDS)
+        opened = self.env.client.ask(request, m.RestoreOpened, seconds=LONG_REPLY_SECONDS)
+        if opened.manifest.training_state.folders is not None:
+            raise ResumeRefused([holds_folders(point.checkpoint_id)])
+        return opened
 
     def _compare(self, opened: m.RestoreOpened) -> None:
         saved, now = opened.manifest.training_state, self._whole(self._per_rank_differences(opened))

@@ -93,12 +93,14 @@ class Saves:
         parent: str | None,
         frozen: FrozenWeights,
         follows: bool | None = None,
+        stager: Stager | None = None,
     ) -> None:
-        """`follows`: this rank asks for outcomes itself. Default: rank 0, from which the agreement carries them."""
+        """`follows`: this rank asks for outcomes itself. Default: rank 0, from which the agreement carries them.
+        `stager`: another way into the buffer than from tensors."""
         self._frozen = frozen
         self._follows = env.rank == 0 if follows is None else follows
         self._env, self._planner, self._agreement = env, planner, agreement
-        self._stager = Stager(env.volume.rank_stage(env.rank))
+        self._stager = stager or Stager(env.volume.rank_stage(env.rank))
         self._parent = parent
         self._tries: dict[int, int] = {}
         self._compare = replicas.Schedule()

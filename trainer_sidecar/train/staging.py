@@ -193,9 +193,11 @@ class Stager:
         generation = self._wait_free(deadline)[0] + 1
         self.buffer.mark(generation, BufferState.STAGING)
         self._reserve(plan.size)
-        views, sources = self.views(plan), sources_of(plan, captured)
-        copy_all(views, sources)
+        self._fill(plan, captured)
         return generation
+
+    def _fill(self, plan: OwnershipPlan, captured: Captured) -> None:
+        copy_all(self.views(plan), sources_of(plan, captured))
 
     def seal(self, generation: int) -> None:
         self.buffer.mark(generation, BufferState.SEALED)

@@ -1,0 +1,284 @@
+"""Folders that a framework has written, committed and given back: forked ranks, real sidecar, real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Parts, rank_of
+from rank_world import KEYS, ROOT, RankWorld, topology
+from warm_ranks import WarmRanks, tail
+
+from trainer_sidecar import cli
+from trainer_sidecar.contract.journal import RestorePoint, SaveReason
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
+from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
+from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.contract.restore_fault import parse_restore_fault
+from trainer_sidecar.dcp import CheckpointRefused, SidecarReader
+from trainer_sidecar.train import FolderRefused, FolderSession, ResumeRefused, TrainingLibraryError
+from trainer_sidecar.train.folder_files import check_path, found_files, told
+from trainer_sidecar.train.folder_restore import RestoredFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+Rtj = Callable[..., tuple[int, str, str]]
+MODEL = bytes(range(256)) * 40_000
+
+
+class Lab:
+    """One run. In its first attempt two ranks save twice; the second is killed in the third save."""
+
+    def __init__(self, root: Path) -> None:
+        self.world, self.warm = RankWorld(root / "run"), WarmRanks(root)
+        self.saving = self.world.attempt(topology(2, 8, micro=4), checkpoint=policy(interval=2))
+        self.world.out.mkdir()
+        self.killed = self.run(self.saving, "save")
+
+    def run(self, plan: Plan, mode: str) -> list[int]:
+        return self.warm.run(self.world, plan, "own_folder_rank.py", FOLDER_MODE=mode)
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        paths = [self.world.out / f"{name}-{rank}.json" for rank in range(2)]
+        return [json.loads(path.read_text()) for path in paths]
+
+
+def policy(interval: int = 0) -> CheckpointPolicy:
+    return CheckpointPolicy(interval_steps=interval, interval_seconds=0, when_busy=WhenBusy.WAIT)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("folders"))
+    yield made
+    made.warm.close()
+    made.world.close()
+
+
+@pytest.fixture
+def rtj(lab: Lab, capsys: pytest.CaptureFixture[str]) -> Rtj:
+    def call(*words: str) -> tuple[int, str, str]:
+        where = ["--store", lab.world.store.url, "--namespace", KEYS.namespace, "--run-id", KEYS.run_id]
+        code = cli.main([*words, *where])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def alone(lab: Lab, restore: RestorePoint | None = None) -> Plan:
+    return lab.world.attempt(topology(1, 8, micro=4), restore, checkpoint=policy())
+
+
+def handed_out(
+    lab: Lab, point: RestorePoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RestoredFolder, ResumeReport]:
+    """The files of all ranks, in an attempt of one."""
+    with (
+        rank_of(lab.world, alone(lab, point), monkeypatch),
+        FolderSession.from_env(device="cpu") as session,
+    ):
+        restored = session.restore_folder(folder, all_ranks=True)
+    assert restored is not None
+    assert session.resume is not None
+    return restored, session.resume
+
+
+def test_each_folder_is_a_commit_and_a_rank_that_dies_before_its_seal_leaves_none(lab: Lab) -> None:
+    commits = lab.world.commits()
+    assert [(c.step, c.samples, c.reason) for c in commits[:2]] == [
+        (1, 8, SaveReason.REQUEST),
+        (2, 16, SaveReason.INTERVAL),
+    ]
+    assert lab.killed[1] == -9, tail(lab.world, lab.saving)
+    assert 3 not in [c.step for c in commits]
+    for found in lab.read("found"):
+        assert found["due"] == [False, True]
+        assert re.match(
+            r"FolderRefused: rank 1: \S+/own-1/way out is a link to '/etc/hostname'", found["link"]
+        )
+        assert "which restore_folder fills, lie in each other" in found["restored"]
+        assert "step 1 is committed after step 2" in found["older"]
+        assert "rank 1 and rank 0 see different files in one folder" in found["not one"]
+
+
+def test_the_ranks_that_saved_get_their_folders_back_one_for_all_or_each_its_own(lab: Lab) -> None:
+    for step in (1, 2):
+        plan = lab.world.attempt(topology(2, 8, micro=4), lab.world.commit_of(step), checkpoint=policy())
+        assert lab.run(plan, "load") == [0, 0], tail(lab.world, plan)
+        for rank, found in enumerate(lab.read(f"loaded-{step}")):
+            assert (found["step"], found["samples"]) == (step, 8 * step)
+            where = {"0": "again"} if step == 1 else {str(rank): f"again-{rank}"}
+            assert found["folders"] == {leader: str(lab.world.out / at) for leader, at in where.items()}
+            if step == 2:
+                assert "rank 0 and rank 1 each have a 'state' of their own" in found["both"]
+            report = found["report"]
+            assert not report["resharded"]
+            assert report["derived"] == []
+            assert report["checks"][0]["found"] == (5 if step == 1 else 2)
+    again, shards = lab.world.out / "again", lab.world.out / "again" / "global_step1"
+    assert {str(p.relative_to(again)) for p in again.rglob("*") if p.is_file()} == {
+        ".rtj-restored.json",
+        "latest",
+        *(f"global_step1/zero_pp_rank_{rank}_optim_states.pt" for rank in range(2)),
+        *(f"global_step1/{name}" for name in ("empty", "mp_rank_00_model_states.pt")),
+    }
+    assert (again / "latest").read_text() == "global_step1"
+    assert (shards / "mp_rank_00_model_states.pt").read_bytes() == MODEL
+    for rank in range(2):
+        kept = (shards / f"zero_pp_rank_{rank}_optim_states.pt").read_bytes()
+        assert kept == bytes([rank, 1]) * (300_000 * (rank + 1))
+        assert (lab.world.out / f"again-{rank}" / "state").read_bytes() == b"own" * rank
+
+
+def test_another_mesh_is_refused_unless_the_script_asks_for_all_ranks_files(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = alone(lab, lab.world.commit_of(2))
+    with rank_of(lab.world, plan, monkeypatch):
+        session = FolderSession.from_env(device="cpu")
+        with pytest.raises(TrainingLibraryError, match=r"call restore_folder\(\) first"):
+            session.step_end(3)
+        with pytest.raises(ResumeRefused, match=r"on dp2xtp1xpp1.* this attempt has dp1xtp1xpp1"), session:
+            session.restore_folder(tmp_path / "restored")
+    outcome = lab.world.volume.outcome_dir(plan.epoch) / "rank-00000.json"
+    assert Outcome.model_validate_json(outcome.read_bytes()).kind is OutcomeKind.RESUME_REFUSED
+    assert not (tmp_path / "restored").exists()
+    restored, report = handed_out(lab, lab.world.commit_of(2), tmp_path / "all", monkeypatch)
+    assert report.resharded
+    (derived,) = report.derived
+    assert (
+        "files of all 2 ranks (dp2xtp1xpp1/zero3) were handed out for the framework's own converter"
+        in derived
+    )
+    assert restored.folders == {rank: tmp_path / "all" / f"rank-0000{rank}" for rank in range(2)}
+    assert [(at / "state").read_bytes() for at in restored.folders.values()] == [b"", b"own"]
+
+
+def test_sessions_and_dcp_refuse_such_a_checkpoint_by_name(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rank_of(lab.world, alone(lab, lab.world.commit_of(1)), monkeypatch):
+        with pytest.raises(CheckpointRefused, match=r"only FolderSession\.restore_folder gives them back"):
+            SidecarReader(device="cpu").read_metadata()
+        with pytest.raises(ResumeRefused, match=r"only FolderSession\.restore_folder gives them back"):
+            Parts().session(total_steps=1)
+
+
+def test_the_commands_list_show_and_verify_it_and_export_refuses_it(
+    lab: Lab, rtj: Rtj, tmp_path: Path
+) -> None:
+    point = lab.world.commit_of(1)
+    code, out, _ = rtj("checkpoints", "list", "--output", "json")
+    assert code == 0
+    assert (point.checkpoint_id, 1) in {(row["checkpoint"], row["step"]) for row in json.loads(out)}
+    for number, folders in ((1, "rank 0"), (2, "rank 0,rank 1")):
+        code, out, _ = rtj("checkpoints", "show", lab.world.commit_of(number).checkpoint_id)
+        assert code == 0
+        assert re.search(rf"folders of: +{folders}\n", out), out
+    assert rtj("checkpoints", "verify", point.checkpoint_id, "--deep")[0] == 0
+    code, _, said = rtj("export", point.checkpoint_id, "--to", str(tmp_path / "model"))
+    assert code == 2
+    assert "holds folders that a framework has written" in said
+    assert "all_ranks=True" in said
+    assert not (tmp_path / "model").exists()
+
+
+def test_one_changed_byte_is_refused_by_name_and_accused_as_a_sessions_restore_does(
+    lab: Lab, rtj: Rtj, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = lab.world.commit_of(1)
+    shard = lab.world.root / "store" / KEYS.shard(point.checkpoint_id, 0)
+    good = shard.read_bytes()
+    bad = bytearray(good)
+    bad[len(bad) // 2] ^= 1
+    shard.write_bytes(bad)
+    try:
+        with pytest.raises(ResumeRefused, match="ChecksumMismatch") as refused:
+            handed_out(lab, point, tmp_path / "restored", monkeypatch)
+        assert KEYS.shard(point.checkpoint_id, 0) in str(refused.value)
+        outcome = lab.world.volume.outcome_dir(lab.world.status()["epoch"]) / "rank-00000.json"
+        assert parse_restore_fault(
+            Outcome.model_validate_json(outcome.read_bytes()).message, point.checkpoint_id
+        )
+        code, out, _ = rtj("checkpoints", "verify", point.checkpoint_id, "--deep")
+        assert code == 1
+        assert "bytes: rank-00000.distcp" in out
+    finally:
+        shard.write_bytes(good)
+
+
+def test_the_sample_of_the_page_goes_on_from_its_newest_commit_and_stops_on_order(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "own-folder.md").read_text()
+    framework, sample = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "framework.py").write_text(framework)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    epochs = []
+    for restore, ordered in ((None, True), (1, False)):
+        point = lab.world.commit_of(restore) if restore else None
+        plan = lab.world.attempt(topology(1, 8, micro=4), point, checkpoint=policy(interval=3))
+        epochs.append(plan.epoch)
+        order = lab.world.volume.order(plan.epoch)
+        if ordered:
+            order.parent.mkdir(parents=True, exist_ok=True)
+            order.write_text("SaveAndExit")
+        with rank_of(lab.world, plan, monkeypatch):
+            exec(compile(sample, "own-folder.md", "exec"), {"__name__": "sample"})
+        outcome = lab.world.volume.outcome_dir(plan.epoch) / "rank-00000.json"
+        kind = Outcome.model_validate_json(outcome.read_bytes()).kind
+        assert kind is (OutcomeKind.SAVED_AND_STOPPED if ordered else OutcomeKind.FINISHED)
+    steps = [(c.epoch, c.step, c.reason) for c in lab.world.commits() if c.epoch in epochs]
+    assert steps == [
+        (epochs[0], 1, SaveReason.ORDER),
+        (epochs[1], 3, SaveReason.INTERVAL),
+        (epochs[1], 6, SaveReason.INTERVAL),
+        (epochs[1], 8, SaveReason.REQUEST),
+    ]
+    assert not list((tmp_path / "saved").iterdir())
+
+
+def test_a_folder_with_other_files_in_it_is_not_restored_into(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    point = lab.world.commit_of(2)
+    with pytest.raises(ResumeRefused, match=r"has 'mine\.txt' in it, which no restore has put there"):
+        handed_out(lab, point, tmp_path, monkeypatch)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    for _ in range(2):  # what a restore has put there, the next one takes away
+        handed_out(lab, point, tmp_path / "own", monkeypatch)
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [
+        ".rtj-restored.json",
+        "rank-00000",
+        "rank-00001",
+    ]
+
+
+def test_only_plain_files_below_the_folder_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with pytest.raises(FolderRefused, match="is no folder"):
+        found_files(folder)
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "c").write_bytes(b"123")
+    (folder / "x").touch()
+    assert [(f.path, f.size) for f in found_files(folder)] == [("a/b/c", 3), ("x", 0)]
+    assert [f.path for f in found_files(folder, ["a"])] == ["x"]
+    (folder / "a" / "up").symlink_to(tmp_path)
+    with pytest.raises(FolderRefused, match=r"folder/a/up is a link to .*leave it out by ignore=\['a/up'\]"):
+        found_files(folder)
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(FolderRefused, match="folder/pipe is no file"):
+        found_files(folder, ["a/up"])
+    assert [f.path for f in found_files(folder, ["a/up", "p*"])] == ["a/b/c", "x"]
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/", "a\0b"])
+def test_no_stored_name_leads_out_of_the_folder(path: str) -> None:
+    with pytest.raises(FolderRefused, match="could lead out of the folder"):
+        check_path(path)
+    with pytest.raises(FolderRefused):
+        told(f"folder/00000/{path}")
