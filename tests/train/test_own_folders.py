@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from in_process import Parts, rank_of
@@ -21,9 +21,18 @@ from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
 from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.contract.restore_fault import parse_restore_fault
 from trainer_sidecar.dcp import CheckpointRefused, SidecarReader
-from trainer_sidecar.train import FolderRefused, FolderSession, ResumeRefused, TrainingLibraryError
-from trainer_sidecar.train.folder_files import check_path, found_files, told
+from trainer_sidecar.train import (
+    FolderRefused,
+    FolderSession,
+    ResumeRefused,
+    SaveFailed,
+    TrainingLibraryError,
+    folder_session,
+)
+from trainer_sidecar.train.agreement import Agreement
+from trainer_sidecar.train.folder_files import FoundFile, check_path, found_files, told
 from trainer_sidecar.train.folder_restore import RestoredFolder
+from trainer_sidecar.train.folder_sharing import dealt, meet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Rtj = Callable[..., tuple[int, str, str]]
@@ -256,6 +265,56 @@ def test_a_folder_with_other_files_in_it_is_not_restored_into(
         "rank-00000",
         "rank-00001",
     ]
+
+
+def test_a_file_that_changes_while_it_is_copied_fails_the_save_by_name_and_the_next_one_is_good(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "saved" / "state.pt"
+    state.parent.mkdir()
+    state.write_bytes(b"1")
+    look = folder_session.digest_of
+
+    def late(files: list[FoundFile]) -> str:
+        state.write_bytes(b"22")
+        return look(files)
+
+    plan = alone(lab)
+    with rank_of(lab.world, plan, monkeypatch), FolderSession.from_env(device="cpu") as session:
+        with pytest.raises(FolderRefused, match="has no file in it, on no rank"):
+            session.commit_folder(state.parent, step=1, ignore=["*.pt"])
+        monkeypatch.setattr(folder_session, "digest_of", late)
+        with pytest.raises(
+            SaveFailed,
+            match=r"step 1 is not committed: rank 0 gave up: \S+/state\.pt was changed while it was being",
+        ):
+            session.commit_folder(state.parent, step=1, wait=True)
+        monkeypatch.setattr(folder_session, "digest_of", look)
+        session.commit_folder(state.parent, step=1, wait=True)
+    assert [c.step for c in lab.world.commits() if c.epoch == plan.epoch] == [1]
+
+
+class Asked:
+    """An agreement of one rank whose others have answered already."""
+
+    def __init__(self, *others: dict[str, str]) -> None:
+        self.others = [json.dumps(other).encode() for other in others]
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data, *self.others]
+
+
+def test_each_file_of_a_folder_is_dealt_to_one_of_the_ranks_that_have_it() -> None:
+    others = [{"key": key, "seen": key} for key in ("pod 0", "pod 1", "pod 1", "pod 0")]
+    sharing = meet(cast("Agreement", Asked(*others)), lambda: ("pod 0", "pod 0"))
+    assert sharing.leaders == (0, 0, 2, 2, 0)
+    assert sharing.members(4) == [0, 1, 4]
+    sizes = [900, 5, 0, 400, 500, 0, 3]
+    shares = {r: dealt(list(enumerate(sizes)), [0, 1, 4], r, lambda f: f[1]) for r in (0, 1, 4)}
+    assert sorted(file for share in shares.values() for file in share) == list(enumerate(sizes))
+    assert all(sum(size for _, size in share) <= 900 for share in shares.values())
+    with pytest.raises(FolderRefused, match="rank 1: no such folder"):
+        meet(cast("Agreement", Asked({"problem": "no such folder"})), lambda: ("pod 0", "pod 0"))
 
 
 def test_only_plain_files_below_the_folder_are_kept(tmp_path: Path) -> None:

@@ -108,6 +108,10 @@ class FolderSession:
         return self._evidence.resume
 
     @property
+    def rank(self) -> int:
+        return self._env.rank
+
+    @property
     def step(self) -> int:
         """The newest step that is known here."""
         return self._cursor.step

@@ -41,7 +41,7 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
 
 
 def save(session: FolderSession) -> None:
-    rank = session._env.rank
+    rank = session.rank
     assert session.restore_folder(out / "restored") is None
     one = out / "one"
     write(one, rank, 1)
@@ -67,7 +67,7 @@ def save(session: FolderSession) -> None:
 
 
 def load(session: FolderSession) -> None:
-    rank = session._env.rank
+    rank = session.rank
     if session.restore_point.step == 2:
         found["both"] = refusal(session.restore_folder, out / "both")
     folder = out / "again" if session.restore_point.step == 1 else out / f"again-{rank}"
