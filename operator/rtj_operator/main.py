@@ -33,6 +33,7 @@ from rtj_operator.observe import Observer
 from rtj_operator.pods import PodSettings
 from rtj_operator.queue import Turns
 from rtj_operator.reconcile import Reconciler
+from rtj_operator.rights import missing_right
 from rtj_operator.runtime import Runtime, serve
 from rtj_operator.watches import Supervisor, WatchOptions
 from trainer_sidecar import __version__
@@ -221,18 +222,23 @@ async def _work(kube: Kube, runtime: Runtime, supervisor: Supervisor) -> None:
         working.cancel()
 
 
-async def _crd_lists(kube: Kube, namespaces: Sequence[str]) -> None:
-    """Wait until the resource can be listed: watches that start earlier never see it (operator.md O22)."""
-    said = ""
+async def _crd_lists(kube: Kube, namespaces: Sequence[str], pause: float = 2.0) -> None:
+    """Wait until the resource can be listed: watches that start earlier never see it (operator.md O22).
+
+    In one namespace is enough: where a right is missing nothing can be done, and the others need not wait for it.
+    """
+    said: set[str] = set()
     while True:
-        try:
-            await kube.list(RTJ, namespaces[0] if namespaces else None)
-            return
-        except KubeError as exc:
-            if str(exc) != said:
-                said = str(exc)
-                log.warning("waiting until ResumableTrainingJobs can be listed: %s", exc)
-            await asyncio.sleep(2)
+        for namespace in namespaces or (None,):
+            try:
+                await kube.list(RTJ, namespace)
+                return
+            except KubeError as exc:
+                sentence = missing_right(exc) or str(exc)
+                if sentence not in said:
+                    said.add(sentence)
+                    log.warning("waiting until ResumableTrainingJobs can be listed: %s", sentence)
+        await asyncio.sleep(pause)
 
 
 def _login(kubeconfig: str) -> Any:

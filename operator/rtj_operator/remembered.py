@@ -6,7 +6,7 @@ the sidecar said, everything is read afresh and decided again. A watch event of 
 the memory of that job stale, and so does a difference that a sweep finds.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rtj_operator.decide.observed import JobView, PodView
@@ -130,6 +130,10 @@ class Memory:
         """The job is gone, or about to be read."""
         entry = self._entries.pop(key, None)
         self._calm -= entry is not None and entry.raw is not None
+
+    def keys_in(self, namespaces: Container[str]) -> list[Key]:
+        """Jobs of these namespaces that are remembered."""
+        return [key for key in self._entries if key[0] in namespaces]
 
     def drop_others(self, keys: Iterable[Key]) -> None:
         """Jobs that a sweep did not find any more are forgotten."""

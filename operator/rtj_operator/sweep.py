@@ -4,16 +4,20 @@ Its cost is a few pages for any number of jobs, where a look at each would be th
 jobs that differ from what is remembered, or of which nothing is, are named for a look.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
 from rtj_operator.decide.observed import JobView, PodView
-from rtj_operator.kube import JOBS, PODS, RTJ, Kube, Object
+from rtj_operator.kube import JOBS, PODS, RTJ, Forbidden, Kube, Object
 from rtj_operator.observe import Graves, bare_view
 from rtj_operator.podview import job_view
 from rtj_operator.queue import Key
 from rtj_operator.remembered import Memory, entry_of, version_of
+from rtj_operator.rights import missing_right
+
+log = logging.getLogger(__name__)
 
 
 class _Owned:
@@ -38,22 +42,44 @@ class _Owned:
 
 
 async def sweep(kube: Kube, namespaces: Sequence[str], memory: Memory, graves: Graves) -> list[Key]:
-    """The keys of jobs that need a look. Raises KubeError."""
-    first = not memory
-    owned, known, due = _Owned(), set(), []
+    """The keys of jobs that need a look. Raises KubeError.
+
+    A namespace in which a right is missing is left out and named: the others go on.
+    """
+    passed = _Pass(memory, graves, first=not memory)
+    refused: dict[str, Forbidden] = {}
     for namespace in namespaces or (None,):
+        try:
+            await passed.through(kube, namespace)
+        except Forbidden as exc:
+            if len(refused) + 1 >= len(namespaces):  # the only one, or all of them
+                raise
+            refused[namespace or ""] = exc
+            log.warning("resync of namespace %s: %s", namespace, missing_right(exc) or exc)
+    memory.drop_others({*passed.known, *memory.keys_in(refused)})
+    return passed.due
+
+
+class _Pass:
+    """One sweep."""
+
+    def __init__(self, memory: Memory, graves: Graves, *, first: bool) -> None:
+        self.known: set[Key] = set()
+        self.due: list[Key] = []
+        self._memory, self._graves, self._first = memory, graves, first
+        self._owned = _Owned()
+
+    async def through(self, kube: Kube, namespace: str | None) -> None:
         for kind in (JOBS, PODS):
             async for page in kube.pages(kind, namespace, labels=LABEL_JOB):
                 for body in page:
-                    owned.add(body, pod=kind is PODS, view=first)
+                    self._owned.add(body, pod=kind is PODS, view=self._first)
         async for page in kube.pages(RTJ, namespace):
             for raw in page:
                 key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
-                known.add(key)
-                if _due(key, raw, owned, memory, graves):
-                    due.append(key)
-    memory.drop_others(known)
-    return due
+                self.known.add(key)
+                if _due(key, raw, self._owned, self._memory, self._graves):
+                    self.due.append(key)
 
 
 def _due(key: Key, raw: Object, owned: _Owned, memory: Memory, graves: Graves) -> bool:

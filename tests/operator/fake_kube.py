@@ -26,6 +26,8 @@ class FakeKube:
         self.refusals: dict[str, KubeError] = {}
         self.denied: dict[tuple[str, str], str] = {}
         """(verb, resource) -> the group of a right that nobody has granted."""
+        self.closed: set[str] = set()
+        """Namespaces in which there is no right at all."""
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -39,9 +41,9 @@ class FakeKube:
 
     def _require(self, verb: str, resource: str, namespace: str | None) -> None:
         """Raises Forbidden as the API server's RBAC does."""
-        if (verb, resource) not in self.denied:
+        if (verb, resource) not in self.denied and namespace not in self.closed:
             return
-        group = self.denied[verb, resource]
+        group = self.denied.get((verb, resource), "")
         sentence = (
             f'{resource}.{group} is forbidden: User "system:serviceaccount:rtj:rtj" cannot {verb} resource '
             f'"{resource}" in API group "{group}" in the namespace "{namespace}"'

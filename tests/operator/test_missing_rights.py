@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -15,8 +16,12 @@ from operator_values import end_report, sidecar
 
 from rtj_operator.fencing import Stores
 from rtj_operator.kube import EVENTS, RTJ, Forbidden, KubeError
+from rtj_operator.main import _crd_lists
+from rtj_operator.observe import Graves
 from rtj_operator.reconcile import TryLater
+from rtj_operator.remembered import Entry, Memory
 from rtj_operator.rights import missing_right
+from rtj_operator.sweep import sweep
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.store.base import AccessDeniedError
 
@@ -178,6 +183,25 @@ def test_rights_are_told_from_what_admission_refuses(status: int, sentence: str,
     assert right in found
     assert bool(found) == bool(right)
     assert isinstance(Forbidden("x"), KubeError)
+
+
+def test_a_namespace_without_the_role_is_named_and_the_others_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Role-only: `--namespaces closed,ns`, and nobody has bound the Role in the first."""
+    cluster = Cluster(tmp_path / "store")
+    memory, graves = Memory(), Graves()
+    memory.remember(("closed", "before"), Entry({}))
+    cluster.kube.closed.add("closed")
+    asyncio.run(_crd_lists(cluster.kube, ("closed", "ns"), pause=0))
+    due = asyncio.run(sweep(cluster.kube, ("closed", "ns"), memory, graves))
+    assert due == [KEY]
+    assert caplog.text.count("in namespace closed (the chart's roles have it)") == 2
+    assert memory.keys_in({"closed"}) == [("closed", "before")], "not taken for gone"
+    for alone in (("closed",), ("closed", "closed-too")):
+        cluster.kube.closed.add("closed-too")
+        with pytest.raises(Forbidden):
+            asyncio.run(sweep(cluster.kube, alone, memory, graves))
 
 
 def test_the_charts_rules_hold_every_right_that_these_tests_take_away() -> None:
