@@ -20,8 +20,8 @@ venv: ## Install only the locked Python dependencies (needs no root)
 	@hack/setup.sh python
 
 .PHONY: test test-fast
-test: setup ## Run every test, those against the local cluster too (ARGS="-k name" selects)
-	@hack/test.sh $(ARGS)
+test: cluster-build ## Run every test, those against the local cluster too (ARGS="-k name" selects)
+	@hack/test.sh -n 2 $(ARGS)
 test-fast: venv ## Run the tests that need no cluster, no torchrun and little time, two at once
 	@hack/test.sh -n 2 -m 'not cluster and not torchrun and not slow' $(ARGS)
 
