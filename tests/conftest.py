@@ -1,8 +1,8 @@
 """How tests are shared out when several processes run them (`-n 2`).
 
-There is one cluster on a machine: all files with tests on it stay in one process, one after the other. They wait most of
-the time, and what the others do meanwhile halves the time of the whole. Any other file stays in one process too, since
-its fixtures run torch.
+There is one cluster on a machine: all files with tests on it stay in one process, one after the other. They wait most
+of the time, so that what the others do meanwhile halves the time of the whole. Any other file stays in one process too,
+since its fixtures run torch.
 """
 
 from __future__ import annotations
