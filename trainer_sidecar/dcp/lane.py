@@ -7,9 +7,12 @@ each rank asks its own sidecar for the outcome, and the thread in which a save r
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from typing import Literal
+
+import torch.distributed.checkpoint
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Progress, TrainingState
@@ -61,8 +64,6 @@ class Lane:
         """Has staged for a save that DCP will begin in another thread."""
         self._saver: threading.Thread | None = None
         """In which the newest save runs or ran."""
-        self._begun = False
-        """That save has come as far as this rank's part."""
         self._told = 0.0
 
     def stage(self) -> None:
@@ -81,11 +82,11 @@ class Lane:
         if self._stager is None or self._stager is here:
             patience = self.env.plan.checkpoint.save_timeout_seconds if waits else _ENDING_SECONDS
             self._refuse_second(patience)
-        self._stager, self._saver, self._begun = None, here, False
+        self._stager, self._saver = None, here
 
     def _refuse_second(self, patience: float = _ENDING_SECONDS) -> None:
         began = time.monotonic()
-        while not self._over(time.monotonic() - began):
+        while self._in_progress:
             if time.monotonic() - began > patience:
                 raise SaveInFlight(
                     "another save is in flight: wait for it first, as by future.result() of dcp.async_save; one save "
@@ -93,20 +94,13 @@ class Lane:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _over(self, waited: float) -> bool:
-        """The newest save has ended for DCP. A thread that a script uses on does not tell: then its outcome does."""
-        if self._stager is not None:
-            return False
-        saver = self._saver
-        if saver is None or saver is threading.current_thread() or not saver.is_alive():
-            return True
-        return self._known and waited > _ENDING_SECONDS / 2
-
     @property
-    def _known(self) -> bool:
-        """The outcome of the newest save is there."""
-        save = self._saves.in_flight
-        return self._begun and (save is None or save.thread is None or not save.thread.is_alive())
+    def _in_progress(self) -> bool:
+        """Whether DCP is still at the newest save, whosever thread that is."""
+        if self._stager is not None:
+            return True
+        saver = self._saver
+        return saver is not None and saver is not threading.current_thread() and _inside_dcp(saver)
 
     def begin(self, step: int, share: Share) -> None:
         """Copy this rank's share into the shared volume; sealing and uploading go on in the background.
@@ -125,7 +119,6 @@ class Lane:
     def _end_before(self) -> None:
         with contextlib.suppress(SaveFailed):  # it was told where that save was waited for
             self.outcome()
-        self._begun = True
 
     def outcome(self) -> None:
         """Wait for the save in flight, if any. Raises SaveFailed, Fenced, SaveInFlight after its time-out."""
@@ -173,6 +166,16 @@ class Lane:
             training_state=state if speaks else None,
             fingerprints={},
         )
+
+
+def _inside_dcp(thread: threading.Thread) -> bool:
+    """Whether a call of DCP stands on the thread's stack: an outcome comes earlier than the collectives after it."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(torch.distributed.checkpoint.__name__):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _progress(step: int) -> Progress:
