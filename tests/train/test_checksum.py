@@ -44,3 +44,41 @@ def test_layout_in_memory_does_not_count_and_the_generators_stay_where_they_are(
     within_a_word[41] = 1.0
     assert checksums([within_a_word]) != zero
     assert torch.equal(before, torch.get_rng_state())
+
+
+def _negated_column(dtype: torch.dtype, column: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tensor = torch.randn(64, 64).to(dtype)
+    after = tensor.clone()
+    after[:, column].neg_()
+    return tensor, after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        _negated_column(torch.float32, 1),
+        _negated_column(torch.bfloat16, 3),
+        _negated_column(torch.float64, 0),
+        (torch.ones(64, 64, dtype=torch.float64), -torch.ones(64, 64, dtype=torch.float64)),
+        (torch.ones(64, dtype=torch.int8), torch.full((64,), -127, dtype=torch.int8)),
+        (
+            torch.zeros(64, 64, dtype=torch.bfloat16),
+            torch.zeros(64, 64, dtype=torch.bfloat16).index_fill_(1, torch.tensor(3), 2.0),
+        ),
+    ],
+    ids=["float32", "bfloat16", "float64", "whole float64", "int8", "bfloat16 filled"],
+)
+def test_changes_of_the_top_bits_of_many_words_do_not_cancel(
+    before: torch.Tensor, after: torch.Tensor
+) -> None:
+    assert not torch.equal(before, after)
+    assert checksums([before]) != checksums([after])
+
+
+def test_no_two_elements_that_become_one_are_missed() -> None:
+    zero = checksums([torch.zeros(400)])
+    for i in range(1, 400, 2):
+        for j in range(i + 2, min(i + 20, 400), 2):
+            tensor = torch.zeros(400)
+            tensor[i] = tensor[j] = 1.0
+            assert checksums([tensor]) != zero, (i, j)
