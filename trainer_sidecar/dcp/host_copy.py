@@ -65,7 +65,7 @@ class HostCopy:
     ) -> torch.Tensor:
         host = self._kept.get(way)
         if host is None or (host.shape, host.dtype) != (source.shape, source.dtype):
-            host = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
         taken[way] = host
         sources.append(source.detach())
         return host

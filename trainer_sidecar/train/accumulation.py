@@ -228,7 +228,7 @@ class Accumulation:
     def _sum(self, numbers: list[float]) -> list[float]:
         if self._env.world_size == 1:
             return numbers
-        total = torch.tensor(numbers, dtype=torch.float64)
+        total = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         dist.all_reduce(total, group=self._env.control)
         return [float(x) for x in total.tolist()]
 

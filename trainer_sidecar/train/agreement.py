@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 _FIELDS = 8  # float64: 64 bytes
+_HOST = torch.device("cpu")
+"""Named everywhere: a script may have made another device the default one."""
 _CUT = 2.0**20
 """`cut` counts in the upper digits of `order`, milliseconds in those of `due`: no field of their own (T21)."""
 
@@ -47,7 +49,7 @@ class Agreement:
         self._pending: tuple[Values, torch.Tensor, dist.Work | None] | None = None
 
     def launch(self, values: Values) -> None:
-        vector = torch.zeros(_FIELDS, dtype=torch.float64)
+        vector = torch.zeros(_FIELDS, dtype=torch.float64, device=_HOST)
         vector[0], vector[1] = float(values.order) + _CUT * values.cut, float(values.requested)
         vector[2] = float(values.due) + 2 * min(round(values.micro_seconds * 1000), 10**9)
         vector[3] = float(values.outcome)
@@ -86,7 +88,7 @@ class Agreement:
 
     def total(self, numbers: list[float]) -> Callable[[], list[float]]:
         """Sums over the ranks. Begins now; call what is returned to wait for them."""
-        vector = torch.tensor(numbers, dtype=torch.float64)
+        vector = torch.tensor(numbers, dtype=torch.float64, device=_HOST)
         work = dist.all_reduce(vector, group=self._group, async_op=True) if self._world > 1 else None
 
         def wait() -> list[float]:
@@ -100,7 +102,7 @@ class Agreement:
         """Rank 0's `value` on every rank; blocks."""
         if self._world == 1:
             return value
-        tensor = torch.tensor([value], dtype=torch.int64)
+        tensor = torch.tensor([value], dtype=torch.int64, device=_HOST)
         dist.broadcast(tensor, src=0, group=self._group)
         return int(tensor.item())
 
@@ -109,7 +111,7 @@ class Agreement:
         if self._world == 1:
             return data
         size = self.decide(len(data))
-        tensor = torch.zeros(size, dtype=torch.uint8)
+        tensor = torch.zeros(size, dtype=torch.uint8, device=_HOST)
         if dist.get_rank() == 0 and size:
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if size:
@@ -120,12 +122,12 @@ class Agreement:
         """The `data` of every rank on every rank; blocks. One broadcast per rank that has any."""
         if self._world == 1:
             return [data]
-        sizes = torch.zeros(self._world, dtype=torch.int64)
+        sizes = torch.zeros(self._world, dtype=torch.int64, device=_HOST)
         sizes[dist.get_rank()] = len(data)
         dist.all_reduce(sizes, group=self._group)
         found = []
         for rank, size in enumerate(sizes.tolist()):
-            tensor = torch.zeros(size, dtype=torch.uint8)
+            tensor = torch.zeros(size, dtype=torch.uint8, device=_HOST)
             if rank == dist.get_rank() and size:
                 tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             if size:
@@ -137,7 +139,8 @@ class Agreement:
         """Sums of non-negative integers below 2^128 over the ranks, without overflow; blocks."""
         if self._world == 1:
             return numbers
-        words = torch.tensor([[n >> s & 0xFFFFFFFF for s in range(0, 128, 32)] for n in numbers])
+        halves = [[n >> s & 0xFFFFFFFF for s in range(0, 128, 32)] for n in numbers]
+        words = torch.tensor(halves, device=_HOST)
         dist.all_reduce(words, group=self._group)
         return [sum(w << 32 * i for i, w in enumerate(row)) for row in words.tolist()]
 

@@ -25,7 +25,7 @@ PIECE = 8 * 1024 * 1024
 
 def as_tensors(files: Sequence[FoundFile], rank: int) -> Captured:
     """Entries of files that this rank alone has; there is nothing in memory behind them."""
-    alone, nothing = layout((1,), (rank,), (REPLICATE,)), torch.empty(0, dtype=torch.uint8)
+    alone, nothing = layout((1,), (rank,), (REPLICATE,)), torch.empty(0, dtype=torch.uint8, device="cpu")
     found = Captured()
     for file in files:
         entry = Entry(stored_name(rank, file.path), "uint8", 1, (file.size,), alone)

@@ -83,7 +83,7 @@ def _target(
     if slot["layout"] == "plain" and slot["device"] == "param":
         return torch.empty(shape, dtype=dtype, device=parameter.device)
     if slot["layout"] == "plain":
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     assert isinstance(parameter, DTensor)
     placements = [Replicate() if p == "R" else Shard(int(p[1:])) for p in slot["placements"]]
     return torch.distributed.tensor.empty(

@@ -86,11 +86,11 @@ class Packed:
 
     def __getitem__(self, pieces: tuple[Piece, ...]) -> dict[str, torch.Tensor]:
         """One sequence. Raises ValueError when a document has another length than `lengths` said."""
-        tokens = torch.full((self.length,), self.padding, dtype=torch.int64)
-        segments = torch.full((self.length,), PADDING, dtype=torch.int64)
+        tokens = torch.full((self.length,), self.padding, dtype=torch.int64, device="cpu")
+        segments = torch.full((self.length,), PADDING, dtype=torch.int64, device="cpu")
         at = 0
         for number, (document, first, end) in enumerate(pieces):
-            found = torch.as_tensor(self.documents[document], dtype=torch.int64)[first:end]
+            found = torch.as_tensor(self.documents[document], dtype=torch.int64, device="cpu")[first:end]
             if len(found) != end - first:
                 raise ValueError(
                     f"document {document} ends before token {end}: `lengths` does not fit the documents, make both anew"

@@ -35,7 +35,7 @@ class Buffer:
         self.name = f"buffer-{number}"
         self.path, self._control = folder / self.name, folder / f"{self.name}.ctl"
         self._map: mmap.mmap | None = None
-        self.bytes: torch.Tensor = torch.empty(0, dtype=torch.uint8)
+        self.bytes: torch.Tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     @property
     def capacity(self) -> int:
@@ -80,7 +80,7 @@ class Buffer:
 
     def release(self) -> None:
         """Drop the mapping. The file stays, the sidecar may still read it."""
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._map = None
 
 

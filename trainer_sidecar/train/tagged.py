@@ -113,7 +113,7 @@ def _as_tensor(body: Any) -> torch.Tensor:
     raw = bytearray(base64.b64decode(body["data"]))
     dtype = getattr(torch, body["dtype"])
     if not raw:
-        return torch.empty(body["shape"], dtype=dtype)
+        return torch.empty(body["shape"], dtype=dtype, device="cpu")
     return torch.frombuffer(raw, dtype=torch.uint8).clone().view(dtype).reshape(body["shape"])
 
 
