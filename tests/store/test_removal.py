@@ -58,7 +58,7 @@ def test_everything_of_the_run_goes_but_its_journal_and_nothing_beside_it(store:
     for key in beside:
         store.create(key, b"not the run's")
     done = remove(store)
-    assert (done.checkpoints, done.left, done.kept) == (3, 0, ())
+    assert (done.checkpoints, done.total, done.left, done.kept) == (3, 3, 0, ())
     assert done.objects > 3 * 5, "shards, parts, leaves, index and manifest of each, and the frozen weights"
     assert below(store) == set()
     assert all(store.get(key) == b"not the run's" for key in beside)
@@ -69,7 +69,7 @@ def test_everything_of_the_run_goes_but_its_journal_and_nothing_beside_it(store:
     assert retired.checkpoint_ids == ids
     assert retired.reason == "deleted with its object"
     tail = len(entries)
-    assert remove(store) == Removal(), "again: nothing is left to do"
+    assert remove(store) == Removal(total=3), "again: nothing is left to do"
     assert len(world.raw_entries(store)) == tail, "and nothing is written"
     check_invariants(store)
 
@@ -89,8 +89,33 @@ def test_a_writer_that_still_runs_cannot_commit_after_the_removal_has_begun(stor
 
 def test_a_long_removal_goes_in_parts_and_says_how_many_are_left(store: Store) -> None:
     commits(store, 1, 2, 3)
-    assert [remove(store, most=2).left, remove(store, most=2).left] == [1, 0]
+    parts = [remove(store, most=2), remove(store, most=2)]
+    assert [(p.checkpoints, p.left, p.total) for p in parts] == [(2, 1, 2), (1, 0, 3)]
     assert below(store) == set()
+
+
+def test_a_removal_that_is_called_off_keeps_the_newest_checkpoints_for_who_takes_the_run_over(
+    store: Store,
+) -> None:
+    """Each part retires what it deletes and no more, the oldest first."""
+    _, ids = commits(store, 1, 2, 3, 4, 5)
+    assert remove(store, most=2).left == 3
+    history = journal(store).read()
+    assert [i for i in ids if history.restorable(i)] == ids[2:]
+    check_invariants(store)
+    heir = fence(store, "nonce-heir", owner=OTHER, adopt=True)
+    assert heir.restore is not None
+    assert heir.restore.checkpoint_id == ids[4]
+
+
+def test_what_an_earlier_part_has_retired_goes_before_more_is_retired(store: Store) -> None:
+    _, ids = commits(store, 1, 2, 3)
+    breaks = _Breaking(store)
+    breaks.left = 2  # the fence and `Retired`; no deletion
+    with pytest.raises(StoreError):
+        remove(breaks, most=1, timeout=0)  # type: ignore[arg-type]
+    assert remove(store, most=1).left == 2
+    assert list(journal(store).read().retired) == ids[:1]
 
 
 def test_a_removal_that_breaks_off_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -122,7 +147,7 @@ def _no_commit_is_half_gone(store: Store) -> None:
 class _Breaking:
     """A store that is away after `left` more writes or deletions."""
 
-    def __init__(self, inner: FileStore) -> None:
+    def __init__(self, inner: Store) -> None:
         self._inner = inner
         self.left: int | None = None
 
@@ -192,13 +217,71 @@ def test_a_run_that_another_object_has_adopted_stays_whole(store: Store) -> None
     assert len(world.raw_entries(store)) == tail
 
 
-def test_an_attempt_that_slips_in_is_fenced_again(store: Store) -> None:
-    commits(store, 1)
-    assert remove(store, most=0).left == 1
-    fence_and_pick_after = world.request("nonce-late", plan_for=lambda _restore, _saved: world.topology())
-    with pytest.raises(NothingRestorableError):
-        fence_and_pick(journal(store), fence_and_pick_after)
+class _Interrupted(Journal):
+    """The journal of a removal in which something else happens just before its n-th append."""
+
+    def __init__(self, store: Store, before: int, act: Callable[[], Any]) -> None:
+        super().__init__(store, KEYS, parallel=1, pause=world.no_pause)
+        self._before, self._act = before, act
+
+    def append(self, decide: Any, **how: Any) -> Any:
+        self._before -= 1
+        if self._before == 0:
+            self._act()
+        return super().append(decide, **how)
+
+
+@pytest.mark.parametrize("before", [1, 2], ids=["the fence", "Retired"])
+def test_a_run_that_is_adopted_while_the_removal_is_at_it_is_left_to_its_new_owner(
+    store: Store, before: int
+) -> None:
+    _, ids = commits(store, 1, 2)
+    heir: list[Fenced] = []
+    by = _Interrupted(store, before, lambda: heir.append(fence(store, "nonce-heir", owner=OTHER, adopt=True)))
+    done = remove_run(by, owner=OWNER, writer="operator/test")
+    again = remove(store)
+    assert "belongs to local/team/job (uid uid-2) now" in again.kept[0]
+    assert done.kept == again.kept or done.left, "said now, or by the next part"
+    history = check_invariants(store)
+    assert history.epoch == heir[0].epoch, "the new owner is not fenced out"
+    assert all(history.restorable(i) for i in ids)
+    assert all(any(i in key for key in below(store)) for i in ids)
+    world.save(store, heir[0], 3)
+
+
+def test_an_attempt_of_its_own_that_slips_in_is_fenced_again(store: Store) -> None:
+    commits(store, 1, 2)
+    by = _Interrupted(store, 2, lambda: world.save(store, fence(store, "nonce-late"), 3))
+    assert remove_run(by, owner=OWNER, writer="operator/test").left == 3
     assert remove(store).left == 0
+    assert below(store) == set()
+    with pytest.raises(NothingRestorableError):
+        fence(store, "nonce-later")
+
+
+def test_a_damaged_commit_that_is_removed_first_does_not_block_the_rest(store: Store) -> None:
+    """Its manifest.json, which proved what the slot was, goes: then its `Retired` does."""
+    _, ids = commits(store, 1, 2, 3, 4)
+    store.put(KEYS.journal(3), b"garbage")
+    assert journal(store).read().rebuilt == {3: ids[1]}
+    assert remove(store, most=2).left == 2
+    history = journal(store).read()
+    assert (history.void, history.unexplained) == ((3,), ())
+    assert history.restorable(ids[2]), "what was a commit can have been no quarantine"
+    assert "was the commit of a checkpoint that is retired" in history.damage
+    assert remove(store, most=2).left == 0
+    assert below(store) == set()
+
+
+def test_a_second_entry_that_is_damaged_during_the_removal_keeps_the_rest(store: Store) -> None:
+    _, ids = commits(store, 1, 2, 3, 4)
+    hold(journal(store), ids[2], "run team/fork", owner=OTHER, writer="operator/test")
+    store.put(KEYS.journal(3), b"garbage")
+    assert remove(store, most=2).left == 1
+    store.put(KEYS.journal(6), b"garbage")
+    with pytest.raises(JournalLostError, match="may have been another run's hold"):
+        remove(store)
+    assert any(ids[2] in key for key in below(store))
 
 
 def test_an_empty_journal_of_a_run_that_was_begun_deletes_nothing(store: Store) -> None:
@@ -257,6 +340,6 @@ def test_all_commits_are_retired_in_entries_that_fit() -> None:
     by: Journal = journal(store)
     for step in range(1, 67):
         world.save(store, fenced, step, by)
-    assert remove(store, most=100).checkpoints == 66
+    assert [remove(store, most=100).checkpoints, remove(store, most=100).checkpoints] == [64, 2]
     retired = [e for e in world.raw_entries(store) if isinstance(e, Retired)]
     assert [len(e.checkpoint_ids) for e in retired] == [64, 2]

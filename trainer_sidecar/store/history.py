@@ -4,6 +4,7 @@ The fold is defensive: a `Manifest` counts only when its epoch is that of the ne
 entry which a broken writer slipped past the fence commits nothing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from trainer_sidecar.contract.journal import (
     Retired,
     Verified,
 )
+from trainer_sidecar.contract.keys import parse_checkpoint_id
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,15 @@ class History:
         would be lost (R11)."""
         void = set(self.void)
         return {e.epoch: e.seq for e in reversed(self.entries) if e.epoch in void}
+
+    @cached_property
+    def unexplained(self) -> tuple[int, ...]:
+        """Void slots that may have been anything. The others were commits: of their epoch just as many checkpoints
+        were retired whose commits are found nowhere else."""
+        lost = Counter(_epoch_in(i) for i in self.retired if i not in self.manifests)
+        epochs = {seq: max((a.seq for a in self.attempts if a.seq < seq), default=0) for seq in self.void}
+        void = Counter(epochs.values())
+        return tuple(seq for seq in self.void if lost[epochs[seq]] != void[epochs[seq]])
 
     @property
     def next_seq(self) -> int:
@@ -151,7 +162,7 @@ class History:
         What somebody who could still read the slot has found restorable after it, or a person answers for, is not in
         doubt: a later `Attempt` that starts from it, its `Verified`, its `Reinstated`.
         """
-        if not self.void:
+        if not self.unexplained:
             return {}
         heard: dict[str, int] = {}
         for e in self.entries:
@@ -162,7 +173,7 @@ class History:
         known = {m.checkpoint_id: m.seq for m in self.manifests.values()}
         if self.fork_point is not None:
             known.setdefault(self.fork_point.checkpoint_id, self.attempts[0].seq)
-        newest = self.void[-1]
+        newest = self.unexplained[-1]
         return {
             i: newest
             for i, seq in known.items()
@@ -179,6 +190,11 @@ class History:
         for seq in self.void:
             if seq in self.lost_attempts:
                 continue  # refused by who writes, in its own words
+            if seq not in self.unexplained:
+                told.append(
+                    f"journal entry {seq} cannot be read; it was the commit of a checkpoint that is retired"
+                )
+                continue
             doubted = sum(slot == seq for slot in self.doubted.values())
             unused = (
                 f"{doubted} checkpoints from before it are not used, since it may have been their quarantine: restore "
@@ -276,6 +292,14 @@ class Slot:
     seq: int
     entry: Entry | None = None
     unknown: str = ""
+
+
+def _epoch_in(checkpoint_id: str) -> int:
+    """The epoch that a checkpoint's id names; 0 for no id."""
+    try:
+        return parse_checkpoint_id(checkpoint_id)[1]
+    except ValueError:
+        return 0
 
 
 def restore_point(manifest: Manifest) -> RestorePoint:

@@ -16,7 +16,7 @@ from trainer_sidecar.store.forks import holder_name, release
 from trainer_sidecar.store.frozen_garbage import delete_unused
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalLostError
-from trainer_sidecar.store.retention import delete_checkpoint, present_checkpoints, sweep
+from trainer_sidecar.store.retention import delete_checkpoint, doom, present_checkpoints, sweep
 
 REMOVED = "deleted with its object"
 """Reason of the `Retired` entries."""
@@ -33,6 +33,8 @@ class Removal:
     left: int = 0
     kept: tuple[str, ...] = ()
     """Sentences about what stays, and why."""
+    total: int = 0
+    """Checkpoints that this removal has retired, in all of its parts."""
 
 
 def remove_run(
@@ -47,8 +49,9 @@ def remove_run(
 ) -> Removal:
     """Delete up to `most` checkpoints of the run; with the last ones its frozen weights and `latest.json`.
 
-    A run that another owner has taken over stays whole. `known_attempts`: as in `FenceRequest`. `source`: the run that
-    this one was forked from, where its holds are released at the end (R15). Nobody may start an attempt any more: the
+    Oldest first, each retired just before it goes: whatever ends the removal early keeps those not yet retired. A run
+    that another owner has taken over stays whole. `known_attempts`: as in `FenceRequest`. `source`: the run that this
+    one was forked from, where its holds are released at the end (R15). Nobody may start an attempt any more: the
     caller vouches for it. Raises StoreError, JournalError, FrozenInDoubtError; call again.
     """
     history = journal.read()
@@ -57,22 +60,28 @@ def remove_run(
     if not history.attempts:
         _require_nothing_known(journal, known_attempts)
         return Removal(kept=_release(journal, source, owner, writer, timeout))
-    if history.owner is not None and history.owner.uid != owner.uid:
-        return Removal(kept=(_of_another(journal, history.owner),))
     _fence(journal, owner, writer, timeout)
-    while _retire(journal, owner, writer, timeout):
-        pass
-    doomed = list(sweep(journal, journal.history.epoch, dry_run=True).doomed)
-    objects = sum(delete_checkpoint(journal.store, journal.keys, i) for i in doomed[:most])
-    if len(doomed) > most:
-        return Removal(most, objects, len(doomed) - most)
-    objects += sweep(journal, journal.history.epoch).objects  # and what broken-off uploads have left
-    if not was_removed(journal.history):
-        return Removal(len(doomed), objects, 1)  # somebody has begun an attempt: look again whose
+    if not _is_ours(journal.history, owner):
+        assert journal.history.owner is not None
+        return Removal(kept=(_of_another(journal, journal.history.owner),))
+    found = list(sweep(journal, journal.history.epoch, dry_run=True).doomed)
+    doomed = found[:most]
+    if len(doomed) < most:
+        doomed += _retire(journal, owner, writer, most - len(doomed), timeout)
+    objects = sum(delete_checkpoint(journal.store, journal.keys, i) for i in doomed)
+    left = max(0, len(found) - most) + len(_unretired(journal.history))
+    if not left:
+        objects += sweep(journal, journal.history.epoch).objects  # and what broken-off uploads have left
+        left = len(_still_doomed(journal))
+    if left or not _is_ours(journal.history, owner):  # an attempt has begun meanwhile: look again whose
+        return Removal(len(doomed), objects, max(1, left), total=_total(journal.history, owner))
     frozen = delete_unused(journal, epoch=journal.history.epoch)
     journal.store.delete([journal.keys.latest])
+    if not _is_ours(journal.refresh(), owner):
+        return Removal(len(doomed), objects, 1, total=_total(journal.history, owner))
     kept = (*_held(journal), *_foreign(journal), *_release(journal, source, owner, writer, timeout))
-    return Removal(len(doomed), objects + sum(len(f.keys) for f in frozen), 0, kept)
+    objects += sum(len(f.keys) for f in frozen)
+    return Removal(len(doomed), objects, 0, kept, _total(journal.history, owner))
 
 
 def was_removed(history: History) -> bool:
@@ -85,13 +94,20 @@ def _nonce(owner: Owner, number: object) -> str:
     return f"removal-{owner.uid}-{number}"
 
 
+def _is_ours(history: History, owner: Owner) -> bool:
+    """Whether the fence of this removal stands, and nobody has begun an attempt since."""
+    return was_removed(history) and history.owner is not None and history.owner.uid == owner.uid
+
+
 def _fence(journal: Journal, owner: Owner, writer: str, timeout: float | None) -> None:
-    """Nothing that was begun before can commit after this, however late it wakes up (R4)."""
+    """Nothing that was begun before can commit after this, however late it wakes up (R4). Nothing is fenced that
+    another owner has taken over, be it while this entry was on its way (R5)."""
 
     def decide(history: History) -> Entry | None:
+        _require_all_read(journal, history)
         newest = history.newest
         assert newest is not None
-        if was_removed(history):
+        if newest.owner.uid != owner.uid or was_removed(history):
             return None
         return Attempt(
             seq=history.next_seq,
@@ -109,12 +125,18 @@ def _fence(journal: Journal, owner: Owner, writer: str, timeout: float | None) -
     journal.append(decide, timeout=timeout)
 
 
-def _retire(journal: Journal, owner: Owner, writer: str, timeout: float | None) -> bool:
-    """`Retired` for the next commits that nobody holds; whether there were any."""
+def _unretired(history: History) -> list[str]:
+    """Commits that nobody holds and that are to go, oldest first."""
+    return [i for i in history.manifests if i not in history.retired and i not in history.holds]
+
+
+def _retire(journal: Journal, owner: Owner, writer: str, most: int, timeout: float | None) -> list[str]:
+    """`Retired` for the oldest commits that nobody holds, as many as are deleted next; their ids."""
 
     def decide(history: History) -> Entry | None:
-        ids = [i for i in history.manifests if i not in history.retired and i not in history.holds]
-        if not ids or not was_removed(history):
+        _require_all_read(journal, history)
+        ids = _unretired(history)[: min(most, _RETIRED_AT_ONCE)]
+        if not ids or not _is_ours(history, owner):
             return None
         return Retired(
             seq=history.next_seq,
@@ -123,12 +145,24 @@ def _retire(journal: Journal, owner: Owner, writer: str, timeout: float | None) 
             writer=writer,
             nonce=uuid4().hex,
             time=time.time(),
-            checkpoint_ids=ids[:_RETIRED_AT_ONCE],
+            checkpoint_ids=ids,
             reason=REMOVED,
             policy="deletionPolicy=Delete",
         )
 
-    return journal.append(decide, timeout=timeout) is not None
+    entry = journal.append(decide, timeout=timeout)
+    return list(entry.checkpoint_ids) if isinstance(entry, Retired) else []
+
+
+def _still_doomed(journal: Journal) -> list[str]:
+    """What a sweep has met trouble with, or late uploads have brought back."""
+    history = journal.history
+    return [i for i in present_checkpoints(journal) if doom(history, i, history.epoch)]
+
+
+def _total(history: History, owner: Owner) -> int:
+    ours = (e for e in history.retired.values() if e.reason == REMOVED and e.owner.uid == owner.uid)
+    return sum(1 for _ in ours)
 
 
 def _require_nothing_known(journal: Journal, known_attempts: int) -> None:
@@ -142,9 +176,9 @@ def _require_nothing_known(journal: Journal, known_attempts: int) -> None:
 
 def _require_all_read(journal: Journal, history: History) -> None:
     """What cannot be read may have been a fork's hold, or the attempt of somebody who took the run over."""
-    if history.void:
+    if history.unexplained:
         raise JournalLostError(
-            f"{journal.store.url}: {journal.keys.journal(history.void[0])} cannot be read and may have been another "
+            f"{journal.store.url}: {journal.keys.journal(history.unexplained[0])} cannot be read and may have been another "
             "run's hold or another owner's attempt: restore that object from a version or a backup; nothing is deleted "
             "until then"
         )

@@ -52,7 +52,7 @@ def choose_retired(history: History, policy: RetentionPolicy) -> list[str]:
     if len(good) < policy.keep_last:
         return []
     oldest_kept = good[policy.keep_last - 1].seq
-    unpinned = max(history.void, default=0)
+    unpinned = max(history.unexplained, default=0)
     kept = _protected(history) | _milestones(good, policy.keep_every_steps)
     kept |= _still_finite(good)
     return [
@@ -239,7 +239,7 @@ def doom(history: History, checkpoint_id: str, epoch: int) -> str:
 
 def _void_within(history: History, epoch: int) -> bool:
     following = min((a.seq for a in history.attempts if a.seq > epoch), default=history.next_seq)
-    return any(epoch < seq < following for seq in history.void)
+    return any(epoch < seq < following for seq in history.unexplained)
 
 
 def present_checkpoints(journal: Journal) -> list[str]:
