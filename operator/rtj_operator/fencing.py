@@ -327,8 +327,10 @@ def trouble(exc: Exception) -> FenceTrouble:
         (UnsupportedStoreError, Reason.STORE_UNSUPPORTED, False),
         (BucketMissingError, Reason.STORE_UNAVAILABLE, False),
     ]
+    in_doubt = isinstance(exc, NothingRestorableError) and exc.in_doubt
     for kind, reason, final in reasons:
         if isinstance(exc, kind):
+            final = final and not in_doubt
             return FenceTrouble(reason, str(exc), final=final)
     return FenceTrouble(Reason.STORE_UNAVAILABLE, f"{type(exc).__name__}: {exc}")
 

@@ -324,6 +324,18 @@ def test_the_fence_quarantines_and_picks_the_one_before_until_none_is_left() -> 
     assert third.restore is not None
 
 
+def test_a_run_that_nothing_can_be_restored_of_is_not_given_up_while_an_entry_cannot_be_read() -> None:
+    stores, keys = OneStore(MemoryStore()), RunKeys("ns", "sft")
+    fenced, _ = fence(stores, order("nonce-1"))
+    world.save(stores.store, fenced, 1, Journal(stores.store, keys), keys)
+    stores.store.create(keys.journal(3), b"<html>502 Bad Gateway</html>")
+    with pytest.raises(FenceTrouble, match=r"journal entry 3 cannot be read .* reinstate") as trouble:
+        fence(stores, order("nonce-2"))
+    assert (trouble.value.reason, trouble.value.final) == (Reason.NOTHING_RESTORABLE, False)
+    stores.store.delete([keys.journal(3)])
+    assert fence(stores, order("nonce-2"))[0].restore is not None
+
+
 def test_somebody_who_does_not_own_the_run_accuses_nothing() -> None:
     stores, keys = OneStore(MemoryStore()), RunKeys("ns", "sft")
     other = Owner(namespace="ns", name="other", uid="other")

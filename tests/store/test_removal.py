@@ -113,7 +113,7 @@ def test_what_an_earlier_part_has_retired_goes_before_more_is_retired(store: Sto
     breaks = _Breaking(store)
     breaks.left = 2  # the fence and `Retired`; no deletion
     with pytest.raises(StoreError):
-        remove(breaks, most=1, timeout=0)  # type: ignore[arg-type]
+        remove(breaks, most=1, timeout=0)
     assert remove(store, most=1).left == 2
     assert list(journal(store).read().retired) == ids[:1]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from store_world import KEYS, Save, fence, journal, reinstate, save
+from store_world import KEYS, Save, fence, journal, reinstate, request, save
 
 from trainer_sidecar.contract.journal import Manifest, Owner, Quarantined
 from trainer_sidecar.store.base import Store
 from trainer_sidecar.store.commit import update_latest
-from trainer_sidecar.store.fence import Fenced, JournalLostError, NothingRestorableError
+from trainer_sidecar.store.fence import Fenced, JournalLostError, NothingRestorableError, fence_and_pick
 from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.quarantine import quarantine
 from trainer_sidecar.store.retention import RetentionPolicy, choose_retired
@@ -74,6 +74,63 @@ def test_commits_after_a_damaged_entry_are_in_no_doubt_and_those_before_it_are_n
         "entry 3 may have been a pin of step 1"
     )
     assert restore_step(fence(store, "nonce-2")) == 4
+
+
+class _Proxied(MemoryStore):
+    """A store behind a proxy that answers GETs of one key with a page of its own, so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.pages, self.answered = "", 0, 0
+
+    def get(self, key: str) -> bytes:
+        if key == self.key and self.pages:
+            self.pages -= 1
+            self.answered += 1
+            return b"<html>502 Bad Gateway</html>"
+        return super().get(key)
+
+
+def test_one_bad_answer_is_no_damaged_entry() -> None:
+    store = _Proxied()
+    _, (first, second) = run_of(store, 1, 2)
+    accused(store, second.checkpoint_id)
+    store.key, store.pages = KEYS.journal(4), 1
+    history = journal(store).read()
+    assert (store.answered, history.void) == (1, ())
+    assert history.quarantined.keys() == {second.checkpoint_id}
+    assert restore_step(fence(store, "nonce-2")) == first.step
+
+
+def test_an_entry_that_could_not_be_read_counts_once_it_can() -> None:
+    """A journal that is kept in memory reads void slots, and commits known from elsewhere only, again."""
+    store = _Proxied()
+    _, (_, second) = run_of(store, 1, 2)
+    accused(store, second.checkpoint_id)
+    kept = journal(store)
+    store.key, store.pages = KEYS.journal(4), 2
+    assert kept.read().void == (4,)
+    assert kept.history.newest_restorable is None
+    store.pages = 2
+    with pytest.raises(NothingRestorableError) as refused:
+        fence(store, "nonce-2")
+    assert refused.value.in_doubt, "for now: nobody gives the run up for that"
+    assert kept.read().void == ()
+    assert restore_step(fence_and_pick(kept, request("nonce-2"))) == 1
+
+
+def test_a_commit_known_from_elsewhere_is_read_again_as_well() -> None:
+    store = MemoryStore()
+    _, (_, second) = run_of(store, 1, 2)
+    fence(store, "nonce-2")
+    entry = store.get(KEYS.journal(second.seq))
+    store.put(KEYS.journal(second.seq), TORN)
+    kept = journal(store)
+    assert kept.read().rebuilt
+    store.put(KEYS.journal(second.seq), entry)
+    history = kept.read()
+    assert not history.rebuilt
+    assert history.manifests[second.checkpoint_id] == second
 
 
 @pytest.mark.parametrize("proof", ["latest", "parent", "attempt"])

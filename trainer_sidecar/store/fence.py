@@ -262,7 +262,8 @@ def _nothing_restorable(history: History, journal: Journal) -> NothingRestorable
         what = f"All were quarantined for their state: {trains_otherwise(own)}"
     return NothingRestorableError(
         f"run {journal.keys.prefix} in {journal.store.url} has {len(history.manifests)} commits and none can be "
-        f"restored: {_why_none(history)}. {what}; it does not start from scratch"
+        f"restored: {_why_none(history)}. {what}; it does not start from scratch",
+        in_doubt=bool(history.void),
     )
 
 

@@ -30,6 +30,11 @@ class NothingRestorableError(FenceError):
 
     reason = "NothingRestorable"
 
+    def __init__(self, message: str, *, in_doubt: bool = False) -> None:
+        super().__init__(message)
+        self.in_doubt = in_doubt
+        """A journal entry could not be read: later it may be, and then some can be restored."""
+
 
 class ForkSourceError(FenceError):
     """The checkpoint to fork from does not exist, or may not be used any more."""

@@ -88,11 +88,12 @@ class Journal:
         """The whole journal, with contiguity checked from slot 1 (R19). Raises StoreError.
 
         Entries known already are only looked for in the listing, others are fetched. A slot that cannot be read is
-        filled where it provably was a commit (`rebuild`).
+        fetched again by each read (the store may have answered badly, or somebody has restored the object), and filled
+        where it provably was a commit (`rebuild`).
         """
         listed = self._listed()
-        gone = self._some_known_is_gone(set(listed))
-        self._history = History() if gone else replace(self._history, gap=None)
+        outdated = self._some_known_is_gone(set(listed)) or self._some_void_can_be_read()
+        self._history = History() if outdated else replace(self._history, gap=None)
         ahead = [seq for seq in listed if seq > self._history.tail]
         run = takewhile(lambda pair: pair[0] == pair[1], enumerate(ahead, start=self._history.tail + 1))
         self._fold(self._get_slots([seq for _, seq in run]))
@@ -204,6 +205,11 @@ class Journal:
         unlisted = (seq for seq in range(1, self._history.tail + 1) if seq not in listed)
         return any(self._get_slot(seq) is None for seq in unlisted)
 
+    def _some_void_can_be_read(self) -> bool:
+        unread = sorted((*self._history.void, *self._history.rebuilt))
+        found = fan_out(self._get_slot, unread, self.parallel)
+        return any(slot is not None and (slot.entry is not None or slot.unknown) for slot in found)
+
     def _look_for_gap(self, strays: Sequence[int]) -> None:
         """A readable entry beyond the tail proves that slots were deleted; anything else there is garbage (R18)."""
         for seq in strays[:_MAX_STRAYS]:
@@ -220,6 +226,16 @@ class Journal:
             yield slot
 
     def _get_slot(self, seq: int) -> Slot | None:
+        """None when it is free. What cannot be read is read twice: something on the way may have answered (R24)."""
+        slot = self._get_once(seq)
+        if slot is None or slot.entry is not None or slot.unknown:
+            return slot
+        again = self._get_once(seq)
+        if again is not None and again.entry is None and not again.unknown:
+            log.warning("%s: %s cannot be read and counts as void", self.store.url, self.keys.journal(seq))
+        return again
+
+    def _get_once(self, seq: int) -> Slot | None:
         try:
             data = self.store.get(self.keys.journal(seq))
         except NotFoundError:
@@ -229,7 +245,7 @@ class Journal:
         except UnknownEntryError as exc:
             return Slot(seq, unknown=str(exc))
         except UnparsableEntryError as exc:
-            log.warning("%s: %s counts as void: %s", self.store.url, self.keys.journal(seq), exc)
+            log.info("%s: %s: %s", self.store.url, self.keys.journal(seq), exc)
             return Slot(seq)
 
     def _fold(self, slots: Iterable[Slot]) -> None:

@@ -178,9 +178,9 @@ def _require_all_read(journal: Journal, history: History) -> None:
     """What cannot be read may have been a fork's hold, or the attempt of somebody who took the run over."""
     if history.unexplained:
         raise JournalLostError(
-            f"{journal.store.url}: {journal.keys.journal(history.unexplained[0])} cannot be read and may have been another "
-            "run's hold or another owner's attempt: restore that object from a version or a backup; nothing is deleted "
-            "until then"
+            f"{journal.store.url}: {journal.keys.journal(history.unexplained[0])} cannot be read and may have been "
+            "another run's hold or another owner's attempt: restore that object from a version or a backup; nothing is "
+            "deleted until then"
         )
 
 
