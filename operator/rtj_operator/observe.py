@@ -1,8 +1,8 @@
 """Looking: fresh reads of one job's Jobs, pods, nodes and sidecars, folded into one immutable `Observed`.
 
 Nothing is decided here. A sidecar's answer is hostile input: small, quick, parsed by its model, or it counts as no
-answer. Three things are remembered between looks, all by pod uid: when a sidecar last answered, since when it has told
-the same step, and the last body of a pod that was deleted (operator.md O9, O10).
+answer. Three things are remembered between looks, all by pod uid: since when a sidecar has left every ask unanswered,
+since when it has told the same step, and the last body of a pod that was deleted (operator.md O9, O10).
 """
 
 import asyncio
@@ -17,9 +17,11 @@ from pydantic import ValidationError
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID, SIDECAR_CONTAINER, TRAINER_CONTAINER
 from rtj_operator.capacity import node_rooms
+from rtj_operator.classify import SILENCE_SECONDS
 from rtj_operator.decide.observed import Capacity, JobView, Observed, PodView
 from rtj_operator.kube import CORE_EVENTS, JOBS, NODES, PODS, Forbidden, Kube, KubeError, NotFound, Object
 from rtj_operator.podview import condition, job_view, pod_view, unix
+from rtj_operator.silence import Silence
 from rtj_operator.standstill import Standstill
 from rtj_operator.usage import UsageCache
 from trainer_sidecar.contract.plan import Order
@@ -30,8 +32,6 @@ STATUS_TIMEOUT = 1.0
 MAX_STATUS_BYTES = 256 * 1024
 REFUSED_AFTER = 3.0
 """Seconds a Job may take to make its pods before its events are read."""
-FORGOTTEN_AFTER = 3600.0
-"""Seconds after which it is forgotten when a sidecar answered last."""
 FORBIDDEN_FOR = 300.0
 """Seconds before a refused right is tried again."""
 
@@ -85,11 +85,10 @@ class Observer:
     def __init__(self, kube: Kube, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube, self._clock = kube, clock
         self.graves = Graves()
-        self._heard: dict[str, float] = {}
+        self._silence = Silence()
         self._standstill = Standstill()
         self._session: aiohttp.ClientSession | None = None
         self._no_nodes_until = 0.0
-        self._cleaned = clock()
         self._usage = UsageCache(kube)
 
     async def close(self) -> None:
@@ -123,15 +122,19 @@ class Observer:
         return Observed(seen, tuple(views), capacity)
 
     async def glance(self, pods: tuple[PodView, ...], status_port: int) -> tuple[PodView, ...] | None:
-        """These pods with the answer of pod 0's sidecar; None when it does not answer, or says what needs a look."""
+        """These pods with the answers of pod 0's sidecar and of those that it, or an ask before, has doubts about.
+
+        None when one does not answer, or says what needs a look.
+        """
         first = min(pods, key=lambda p: p.index)
         port = first.plan.coordinator.port if first.plan is not None else status_port
-        answer = (await self._poll([first], port))[first.uid]
-        if answer is None or not answer.ready or _says_more(answer):
+        views = await self._asked(pods, [p for p in pods if p is first or self._silence.doubts(p.uid)], port)
+        views = await self._asked(views, _quiet(views), port)
+        polled = [v for v in views if v.polled]
+        if any(v.status is None for v in polled):
             return None
-        now = self._clock()
-        asked = self._with_answer(first, {first.uid: answer}, now)
-        return tuple(asked if p is first else p for p in pods)
+        answer = next(v.status for v in polled if v.index == first.index)
+        return tuple(views) if answer is not None and answer.ready and not _says_more(answer) else None
 
     def _views(self, pods: Iterable[Object], uid: str) -> list[PodView]:
         found = [bare_view(p) for p in pods]
@@ -153,8 +156,9 @@ class Observer:
         for view in views:
             lost, cordoned = states.get(view.node, (False, False))
             # One that answers lives, whatever its kubelet could not report: after an outage of the API server all
-            # nodes look lost for some seconds, and nobody's trainers may pay for that.
-            lost = view.node_lost or (lost and not view.gone and view.status is None)
+            # nodes look lost for some seconds, and nobody's trainers may pay for that, nor for one missed answer.
+            mute = not view.polled or view.silent_seconds >= SILENCE_SECONDS
+            lost = view.node_lost or (lost and not view.gone and view.status is None and mute)
             result.append(replace(view, node_lost=lost, node_cordoned=cordoned))
         return result
 
@@ -180,29 +184,34 @@ class Observer:
 
     async def _ask(self, views: list[PodView], port: int, placement: int) -> list[PodView]:
         """Ask the sidecars that matter now: pod 0 always; all of them once anything is out of the ordinary."""
-        mine = [v for v in views if v.placement == placement and not v.gone and v.ip and v.sidecar_running]
-        # A spec that names another port is about the next placement: these pods listen where their plan says.
-        port = next((v.plan.coordinator.port for v in mine if v.plan is not None), port)
-        answers = await self._poll([v for v in mine if v.index == 0 or _unusual(v)], port)
-        if _worth_all(mine, answers):
-            answers |= await self._poll([v for v in mine if v.uid not in answers], port)
-        now = self._clock()
-        result = [self._with_answer(v, answers, now) for v in views]
-        if now - self._cleaned > FORGOTTEN_AFTER:
-            self._cleaned = now
-            self._heard = {uid: at for uid, at in self._heard.items() if now - at < FORGOTTEN_AFTER}
-        return result
 
-    def _with_answer(self, view: PodView, answers: dict[str, SidecarStatus | None], now: float) -> PodView:
+        def mine(views: Sequence[PodView]) -> list[PodView]:
+            return [
+                v for v in views if v.placement == placement and not v.gone and v.ip and v.sidecar_running
+            ]
+
+        # A spec that names another port is about the next placement: these pods listen where their plan says.
+        port = next((v.plan.coordinator.port for v in mine(views) if v.plan is not None), port)
+        now = [v for v in mine(views) if v.index == 0 or _unusual(v) or self._silence.doubts(v.uid)]
+        views = await self._asked(views, now, port)
+        rest = [v for v in mine(views) if not v.polled] if _worth_all(mine(views)) else _quiet(mine(views))
+        return await self._asked(views, rest, port)
+
+    async def _asked(self, views: Sequence[PodView], asking: Sequence[PodView], port: int) -> list[PodView]:
+        """All of `views`, those of `asking` with their answers."""
+        at = self._clock()
+        answers = await self._poll(asking, port)
+        return [self._with_answer(v, answers, at) for v in views]
+
+    def _with_answer(self, view: PodView, answers: dict[str, SidecarStatus | None], asked: float) -> PodView:
         if view.uid not in answers:
             return view
-        status = answers[view.uid]
+        status, now = answers[view.uid], self._clock()
         if status is not None:
-            self._heard[view.uid] = now
+            self._silence.answered(view.uid)
             still = self._standstill.told(view.uid, status, now)
             return replace(view, polled=True, status=status, still_seconds=still)
-        since = self._heard.setdefault(view.uid, now)
-        return replace(view, polled=True, silent_seconds=now - since)
+        return replace(view, polled=True, silent_seconds=self._silence.missed(view.uid, asked, now))
 
     async def _poll(self, views: Sequence[PodView], port: int) -> dict[str, SidecarStatus | None]:
         if not views:
@@ -314,15 +323,22 @@ def _unusual(view: PodView) -> bool:
     return view.deleting or not view.ready or (view.plan is not None and view.plan.order is not Order.RUN)
 
 
-def _worth_all(views: Sequence[PodView], answers: dict[str, SidecarStatus | None]) -> bool:
+def _worth_all(views: Sequence[PodView]) -> bool:
     """Small placements are always asked in full; large ones when somebody ended, is silent or misses a peer."""
     if len(views) <= 8:
         return True
     draining = any(v.plan is not None and v.plan.order is not Order.RUN for v in views)
-    return draining or any(a is None or _says_more(a) for a in answers.values())
+    return draining or any(v.polled and (v.status is None or _says_more(v.status)) for v in views)
 
 
 def _says_more(status: SidecarStatus) -> bool:
     return (
         status.trainer is TrainerState.ENDED or bool(status.lost_peers) or status.wants_plan or status.fenced
     )
+
+
+def _quiet(views: Sequence[PodView]) -> list[PodView]:
+    """Those not asked yet of which pod 0's sidecar has not heard for some seconds: whether they are lost is known the
+    sooner, the sooner the operator asks them too."""
+    quiet = {index for v in views if v.index == 0 and v.status is not None for index in v.status.quiet_peers}
+    return [v for v in views if v.index in quiet and not v.polled]

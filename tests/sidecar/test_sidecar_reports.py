@@ -14,7 +14,7 @@ from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.journal import Aborted
 from trainer_sidecar.contract.plan import Endpoint
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SaveOutcome
-from trainer_sidecar.sidecar.peers import post_report
+from trainer_sidecar.sidecar.peers import Heard, post_report
 from trainer_sidecar.sidecar.report_auth import SIGNATURE_HEADER, sign_reply, sign_report
 
 MakeWorld = Callable[..., World]
@@ -120,3 +120,15 @@ def test_a_reply_counts_only_when_it_is_signed_with_the_plan_in_force(make_world
     with coordinator(sign_reply(plan.nonce, body), body) as port:
         there = plan.model_copy(update={"coordinator": Endpoint(address="127.0.0.1", port=port)})
         assert post_report(there, report(plan.epoch, "a")).outcome is SaveOutcome.COMMITTED
+
+
+def test_a_pod_that_misses_two_reports_is_quiet_and_lost_after_five(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, heard, clock, found = make_world(3, 1).begin(), Heard(10.0), [100.0], []
+    monkeypatch.setattr("trainer_sidecar.sidecar.peers.time.monotonic", lambda: clock[0])
+    heard.begin(plan)
+    for clock[0] in (103.9, 104.0, 109.9, 110.0):
+        heard.report(report(plan.epoch, pod_index=2))
+        found.append((heard.quiet(), heard.lost()))
+    assert found == [([], []), ([1], []), ([1], []), ([1], [1])]

@@ -277,8 +277,10 @@ def test_silent_pods_are_named_by_both_sides(make_world: MakeWorld) -> None:
     assert [pod.status().lost_peers for pod in world.pods] == [[], []]
     world.pods[1].kill()
     eventually(lambda: world.pods[0].status().lost_peers == [1], "pod 1 lost")
+    assert world.pods[0].status().quiet_peers == [1]
     world.pods[1].start()
-    eventually(lambda: world.pods[0].status().lost_peers == [], "pod 1 back")
+    eventually(lambda: world.pods[0].status().quiet_peers == [], "pod 1 back")
+    assert world.pods[0].status().lost_peers == []
     world.pods[0].kill()
     eventually(lambda: world.pods[1].status().lost_peers == [0], "pod 0 lost")
 

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _MAX_REPLY = 64 * 1024
 _TIMEOUT = 3.0
+_QUIET = 0.4
+"""Of the silence that means lost."""
 
 
 class Heard:
@@ -49,9 +51,17 @@ class Heard:
                 self._last[report.pod_index] = time.monotonic()
 
     def lost(self) -> list[int]:
+        return self._silent_for(self._silence)
+
+    def quiet(self) -> list[int]:
+        """Those that have missed two reports: the operator asks them itself from now on, and need not begin to count
+        when they are lost already."""
+        return self._silent_for(self._silence * _QUIET)
+
+    def _silent_for(self, seconds: float) -> list[int]:
         now = time.monotonic()
         with self._lock:
-            return sorted(pod for pod, at in self._last.items() if now - at >= self._silence)
+            return sorted(pod for pod, at in self._last.items() if now - at >= seconds)
 
 
 class Reporter:

@@ -193,5 +193,6 @@ class Sidecar:
             store_error=(errors or [self.standing.error])[0],
             resume=self.evidence.report,
             lost_peers=self.heard.lost() if self.is_coordinator else self.reporter.lost(),
+            quiet_peers=self.heard.quiet() if self.is_coordinator else [],
             phases=view.phases,
         )

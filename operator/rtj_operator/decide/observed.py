@@ -70,7 +70,8 @@ class PodView:
     status: SidecarStatus | None = None
     """The sidecar's answer in this reconcile."""
     silent_seconds: float = 0.0
-    """Seconds since its sidecar last answered, 0 when it answered now or was not asked."""
+    """Seconds since the first of the asks in a row that its sidecar left unanswered; 0 when it answered now or was not
+    asked."""
     still_seconds: float = 0.0
     """Seconds for which its sidecar has told this process the same step."""
 
