@@ -27,11 +27,14 @@ TRACEBACK_CHARS = 1024
 OOM = "OOMKilled"
 USAGE_ERROR = "UsageError"
 """Outcome of ranks that ended with exit code 2 before any of them joined: so Python and argparse refuse a command line,
-and the next attempt would have the same one. A rule of `restart.rules` may say otherwise."""
+and the next attempt would have the same one. One that has trained before is not wrong: then it is a failure like any
+other, as of a node that lacks the script's folder."""
 _EXIT_USAGE = 2
 SIDECAR_OOM = "SidecarOOMKilled"
 SIDECAR_MEMORY = "give it more with the chart's value sidecar.memory, or set checkpoint.staging.size"
 DRAINED = "Drained"
+FENCED = "Fenced"
+"""Outcome of ranks that a later attempt in the journal has fenced: whoever began that one, these ranks did no wrong."""
 STORE_UNAVAILABLE = "StoreUnavailable"
 """Outcome of an attempt that could not read its restore point because the store was away: no fault of anybody's."""
 _TRANSIENT = ("Internal: ", "WrongEpoch: ", "BadRequest: ")
@@ -295,9 +298,7 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: floa
     fenced = next((p for p, o in ended if o.kind is OutcomeKind.FENCED), None)
     asking = fenced or next((p for p, s in answers if s.wants_plan and s.epoch == epoch), None)
     if asking is not None:
-        return End(
-            Cause.OPERATOR, "Fenced", f"pod {asking.name}: a later attempt stands in the journal", True
-        )
+        return End(Cause.OPERATOR, FENCED, f"pod {asking.name}: a later attempt stands in the journal", True)
     return None
 
 
@@ -332,10 +333,7 @@ def _first_failure(failed: list[tuple[PodView, Outcome]], began: float) -> End:
 
 
 def _usage_error(end: End) -> End:
-    text = (
-        f"{end.message}; no rank had joined: the script is not there or does not take these arguments, and is not "
-        "tried again. Correct the trainer's command and args"
-    )
+    text = f"{end.message}; no rank had joined: the script is not there or does not take these arguments"
     return replace(end, outcome=USAGE_ERROR, message=text)
 
 

@@ -38,7 +38,8 @@ CONDITION_DOCS: dict[ConditionType, str] = {
     ConditionType.RESIZING: "The number of nodes is being changed.",
     ConditionType.DEGRADED: "The job goes on, but with less than was asked for, or something needs a look.",
     ConditionType.COMPLETE: "Training finished and its last checkpoint is committed. Terminal.",
-    ConditionType.FAILED: "The job has ended without finishing. Terminal until the spec changes.",
+    ConditionType.FAILED: "The job has ended without finishing. Terminal until the spec changes in "
+    "more than `ttlSecondsAfterFinished`, `deletionPolicy` or `suspend: true`.",
 }
 
 
@@ -211,7 +212,8 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.TOO_MANY_FAILURES: "restart.maxAttemptsWithoutProgress failures in a row without a newer commit.",
     Reason.DEADLINE_EXCEEDED: "activeDeadlineSeconds have passed.",
     Reason.RUN_TAKEN_OVER: "Another object has adopted the run.",
-    Reason.USAGE_ERROR: "The script is not there, or refuses its arguments: exit code 2 before any rank joined.",
+    Reason.USAGE_ERROR: "The script is not there, or refuses its arguments: exit code 2 before any rank joined, "
+    "of a command that has not trained before.",
 }
 
 

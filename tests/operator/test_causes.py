@@ -18,7 +18,7 @@ from rtj_operator.podview import pod_view
 from rtj_operator.text import printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
-from trainer_sidecar.contract.status import PhaseTimes
+from trainer_sidecar.contract.status import PhaseTimes, TrainerState
 
 TRACEBACK = (
     "Traceback (most recent call last):\n  File 'train.py'\nRuntimeError: NCCL watchdog: timeout of rank 3"
@@ -192,15 +192,68 @@ def test_a_command_line_that_the_script_refuses_fails_the_job_at_once_unless_a_r
     assert (decision.status.phase, decision.status.reason) == (Phase.FAILED, Reason.USAGE_ERROR)
     text = decision.status.message or ""
     assert "exit code 2: train.py: error: unrecognized arguments: --lrr 1" in text
-    assert "Correct the trainer's command and args" in text
+    assert "correct the trainer's command and args" in text
     assert not fences(decision)
     ended = pod(1, plan=True, trainer_running=False, trainer_end=ContainerEnd(2))
-    launcher = after((pod(0, plan=True, status=sidecar(0)), ended)).status
+    launcher = after((unjoined(2)[0], ended)).status
     assert (launcher.phase, launcher.reason) == (Phase.FAILED, Reason.USAGE_ERROR)
     assert "exit code 2, which rtj-launch has for a wrong command line" in (launcher.message or "")
     assert fences(after(unjoined(2), **rule("Restart", exitCodes=[2])))
     assert fences(after(unjoined(1))), "another code may be a failure that passes"
     assert fences(after(failing(exit_code=2))), "and so may this one once ranks had joined"
+
+
+def test_a_command_that_has_trained_is_no_wrong_one_when_a_node_lacks_the_script() -> None:
+    """Attempt 37 of a job that has trained for months, and the folder with its code is not mounted on one node."""
+    trained = running()
+    trained = trained.after(trained.decide()).with_nonce("nonce-2")
+    assert trained.status.trained_spec_hash == "hash"
+    ends = {
+        "in its pods": unjoined(2),
+        "with a pod": (
+            unjoined(2)[0],
+            pod(1, plan=True, trainer_running=False, trainer_end=ContainerEnd(2)),
+        ),
+    }
+    for where, seen in ends.items():
+        decision = trained.seeing(jobs=1, pods=seen).decide()
+        assert (ended(decision.status).outcome, decision.status.phase) != ("UsageError", Phase.FAILED), where
+        assert decision.status.counters.without_progress == 1, where
+        assert fences(decision) or creates(decision), where
+        assert "trained with this command before" in decision.events[0].message, where
+    quiet = unjoined(2)
+    last = trained.specified(restart={"maxAttemptsWithoutProgress": 1}).seeing(jobs=1, pods=quiet).decide()
+    assert last.status.reason == Reason.TOO_MANY_FAILURES, "counted like any other"
+    other = trained.status.placement
+    assert other is not None
+    edited = trained.status.model_copy(update={"placement": other.model_copy(update={"spec_hash": "new"})})
+    wrong = replace(trained, status=edited).wanting(spec_hash="new").seeing(jobs=1, pods=quiet).decide()
+    assert wrong.status.reason == Reason.USAGE_ERROR, "another command has not trained yet"
+
+
+def test_a_status_from_before_that_was_kept_knows_by_its_commits_and_attempts_that_it_has_trained() -> None:
+    old = running().committing(step=9, sequence=7)
+    old = old.after(old.decide()).with_nonce("nonce-2").seeing(jobs=1, pods=unjoined(2))
+    forgot = old.status.model_copy(update={"trained_spec_hash": None})
+    assert fences(replace(old, status=forgot).decide())
+    record = forgot.attempts[-1].model_copy(update={"last_step": 5})
+    stepped = forgot.model_copy(update={"last_committed": None, "attempts": [record, forgot.attempts[-1]]})
+    assert fences(replace(old, status=stepped).decide())
+    never = forgot.model_copy(update={"last_committed": None})
+    assert replace(old, status=never).decide().status.reason == Reason.USAGE_ERROR
+
+
+def test_ranks_that_a_later_attempt_fences_have_not_failed() -> None:
+    fenced = Outcome(epoch=EPOCH, attempt=1, kind=OutcomeKind.FENCED, step=10, message="fenced")
+    report = sidecar(0, trainer=TrainerState.ENDED, outcome=fenced, ready=False, wants_plan=True)
+    pods = tuple(pod(i, plan=True, status=report.model_copy(update={"pod_index": i})) for i in (0, 1))
+    situation = running().with_nonce("nonce-2").seeing(jobs=1, pods=pods)
+    decision = situation.decide()
+    assert ended(decision.status).outcome == "Fenced"
+    assert (decision.status.counters.failures, decision.status.counters.without_progress) == (0, 0)
+    assert "this counts as no failure" in decision.events[0].message
+    assert decision.status.reason == Reason.BACKING_OFF, "two that fence each other do not spin"
+    assert fences(situation.after(decision).later(60).decide())
 
 
 def test_a_rule_by_log_pattern_fails_the_job() -> None:

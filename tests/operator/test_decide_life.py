@@ -1,6 +1,7 @@
 """The decision, values in and values out: placing, starting, failing in place, losing pods, finishing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from operator_values import NOW, Situation, end_report, pod, pods, running, sidecar, status_of
@@ -13,6 +14,7 @@ from rtj_operator.decide.actions import (
     DeletePods,
     FenceAndPublish,
     PublishPlan,
+    SetFinalizer,
     WriteStatus,
 )
 from rtj_operator.decide.observed import ContainerEnd, JobView
@@ -165,8 +167,60 @@ def test_a_refused_resume_fails_the_job_until_the_spec_changes() -> None:
     assert failed.status == "True"
     still = situation.after(decision).seeing(jobs=1, pods=refused)
     assert not any(isinstance(a, FenceAndPublish | CreateJob) for a in still.decide().actions)
-    reopened = still.with_generation(2).decide()
+    reopened = still.specified(statusPort=9500).with_generation(2).decide()
     assert any(isinstance(a, CreateJob) and a.placement == 2 for a in reopened.actions)
+
+
+@pytest.mark.parametrize(
+    ("edits", "starts"),
+    [
+        ([{"ttlSecondsAfterFinished": 600}], False),
+        ([{"suspend": True}], False),
+        ([{"ttlSecondsAfterFinished": 600}, {"suspend": True}], False),
+        ([{"suspend": True}, {}], True),
+        ([{"ttlSecondsAfterFinished": 600}, {"ttlSecondsAfterFinished": 600, "nodes": 1}], True),
+        ([{"suspend": True, "statusPort": 9500}, {"suspend": True}, {}], True),
+        ([{"statusPort": 9500}], True),
+    ],
+)
+def test_a_failed_job_starts_again_when_an_edit_could_make_it_run(
+    edits: list[dict[str, Any]], starts: bool
+) -> None:
+    refused = pods(2, plan=True, status=end_report(OutcomeKind.RESUME_REFUSED))
+    failing = running().seeing(jobs=1, pods=refused)
+    failed = failing.after(failing.decide()).seeing(jobs=(), pods=())
+    made: list[object] = []
+    for generation, changes in enumerate(edits, start=2):
+        failed = failed.specified(**changes).with_generation(generation)
+        decision = failed.decide()
+        made += [a for a in decision.actions if isinstance(a, CreateJob)]
+        failed = failed.after(decision)
+    assert bool(made) == starts
+    if not starts:
+        assert (failed.status.phase, failed.status.reason) == (Phase.FAILED, Reason.RESUME_REFUSED)
+        assert failed.status.observed_generation == len(edits) + 1
+
+
+def test_a_failed_job_gets_or_loses_its_finalizer_and_is_not_started_by_it() -> None:
+    refused = pods(2, plan=True, status=end_report(OutcomeKind.RESUME_REFUSED))
+    failing = running().seeing(jobs=1, pods=refused)
+    failed = failing.after(failing.decide()).seeing(jobs=(), pods=())
+    edited = failed.specified(deletionPolicy="Delete").with_generation(2)
+    decision = edited.decide()
+    edited = edited.after(decision)
+    assert decision.status.phase is Phase.FAILED
+    assert edited.decide().actions == (SetFinalizer(True),)
+
+
+def test_another_digest_of_the_same_spec_starts_no_failed_job() -> None:
+    """As after an upgrade: the operator's next version may know more fields."""
+    refused = pods(2, plan=True, status=end_report(OutcomeKind.RESUME_REFUSED))
+    failing = running().seeing(jobs=1, pods=refused)
+    failed = failing.after(failing.decide()).seeing(jobs=(), pods=())
+    for digest in ("0" * 16, None):
+        upgraded = replace(failed, status=failed.status.model_copy(update={"failed_spec_hash": digest}))
+        decision = upgraded.decide()
+        assert decision.status == failed.status, digest
 
 
 def test_all_pods_finished_is_complete_and_job_success_alone_is_not() -> None:

@@ -383,3 +383,15 @@ def test_describe_names_the_object_the_value_the_limit_and_the_next_step(case: C
     assert not missing, text
     assert "None" not in text
     assert len(max(text.splitlines(), key=len)) < 1400, "a sentence, not a page"
+
+
+def test_an_attempts_end_says_what_was_decided_and_not_its_opposite() -> None:
+    evicted = replace(pod(1, plan=True, up=False), phase="Failed", evicted="low on memory", node="")
+    rules = {"restart": {"rules": [{"causes": ["Evicted"], "action": "Fail"}]}}
+    for spec, follows in (
+        ({}, "the job goes on by itself, and this counts as no failure"),
+        (rules, "the job fails"),
+    ):
+        decision = after((pod(0, plan=True, status=sidecar(0)), evicted), **spec)
+        ended = next(e.message for e in decision.events if e.reason == "AttemptEnded")
+        assert ended.endswith(f"low on memory; {follows}"), "and names no node that is not known"

@@ -353,5 +353,9 @@ class JobStatus(ApiModel):
     """Seconds not suspended, by spec.suspend or by a queue, up to `activeSince` (activeDeadlineSeconds)."""
     active_since: MicroTime | None = None
     """Since when seconds count in addition; absent while suspended or ended."""
+    trained_spec_hash: str | None = None
+    """`placement.specHash` with which ranks last made a step: a command that has worked is not taken for wrong."""
+    failed_spec_hash: str | None = None
+    """Digest of the spec of a failed job, as far as it asks for a run: another one starts the job again."""
     save_seconds: float | None = None
     """Seconds from stage to commit of the last save; the grace period of the next pods follows from it."""

@@ -20,6 +20,7 @@ from rtj_operator.decide.place import clear_away, create_job, new_placement, pod
 from rtj_operator.decide.progress import training, with_commits, with_progress
 from rtj_operator.decide.refused import as_placed, goes_on, held_back
 from rtj_operator.decide.removal import finalizer_refused, removal, with_finalizer
+from rtj_operator.decide.reopened import reopened, with_failed_spec
 from rtj_operator.decide.resize import (
     deadline_passed,
     draining,
@@ -52,7 +53,7 @@ def decide(
     if (alone := removal(before)) is not None:
         return alone
     view = replace(before, status=with_commits(before))
-    view = as_placed(_reopened(view))
+    view = as_placed(reopened(view))
     step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
     return with_finalizer(before, _decision(before, view, held_back(view, step)))
 
@@ -157,24 +158,11 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _reopened(view: View) -> View:
-    """A failed job whose spec has changed starts again: its user has acted."""
-    status = view.status
-    if status.phase is not Phase.FAILED or view.meta.generation == status.observed_generation:
-        return view
-    placement = status.placement.model_copy(update={"released": True}) if status.placement else None
-    counters = status.counters.model_copy(update={"without_progress": 0})
-    fresh = told(
-        status, Phase.PENDING, Reason.NO_PLACEMENT, "the spec has changed: starting again"
-    ).model_copy(update={"placement": placement, "counters": counters, "retry_at": None, "ended_at": None})
-    return replace(view, status=fresh)
-
-
 def _decision(before: View, view: View, step: Step) -> Decision:
     """Status first, then effects; garbage of older placements goes with any decision."""
     if view.spec.managed_by:
         return Decision((), before.status)
-    status = with_active_time(view, _with_job_uid(view, step.status))
+    status = with_failed_spec(view, with_active_time(view, _with_job_uid(view, step.status)))
     status = with_conditions(view, status, step.degraded or finalizer_refused(view))
     changed = _differs(status.model_copy(update=_PACE), before.status.model_copy(update=_PACE))
     status = with_progress(replace(view, status=status), status, changed)

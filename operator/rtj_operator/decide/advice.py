@@ -3,11 +3,11 @@
 Nobody should have to read this code, or the documentation, to learn whether a job goes on by itself.
 """
 
-from rtj_operator.api import JobStatus
+from rtj_operator.api import JobStatus, Phase
 from rtj_operator.api.base import dig
 from rtj_operator.api.names import LABEL_JOB, TRAINER_CONTAINER
 from rtj_operator.api.template import trainer
-from rtj_operator.classify import DRAINED, SIDECAR_OOM, STORE_UNAVAILABLE, End
+from rtj_operator.classify import DRAINED, FENCED, SIDECAR_OOM, STORE_UNAVAILABLE, USAGE_ERROR, End
 from rtj_operator.conditions import Reason
 from rtj_operator.decide.view import View
 from rtj_operator.text import many
@@ -19,15 +19,20 @@ RETRIED = "it is tried again by itself, and ranks that train go on"
 
 
 def after_end(view: View, status: JobStatus, end: End) -> str:
-    """What follows this end. `status`: with the end counted in it."""
+    """What follows this end. `status`: as it was decided, with the end counted in it."""
+    if status.phase is Phase.FAILED:
+        return "the job fails"
     known = {
         Cause.PREEMPTED.value: f"the job goes on {_BY_ITSELF}, once its pods can be scheduled; a higher "
         "priorityClassName in the template makes it rarer",
-        Cause.EVICTED.value: f"the job goes on {_BY_ITSELF}; kubectl describe node {end.node} has the node's pressure",
+        Cause.EVICTED.value: f"the job goes on {_BY_ITSELF}{_node(end, 'has its pressure')}",
         DRAINED: f"the job goes on elsewhere {_BY_ITSELF}",
-        Cause.NODE_LOST.value: f"the job goes on without that node {_BY_ITSELF}; see kubectl describe node {end.node}",
+        Cause.NODE_LOST.value: f"the job goes on without that node {_BY_ITSELF}{_node(end, 'says why')}",
         Cause.POD_LOST.value: f"the job goes on in new pods {_BY_ITSELF}",
         STORE_UNAVAILABLE: f"the restore is tried again {_BY_ITSELF}",
+        FENCED: f"another attempt is started {_BY_ITSELF}",
+        USAGE_ERROR: "ranks have trained with this command before, so something else may be missing on "
+        f"{f'node {end.node}' if end.node else 'that node'}; {_counted(view, status)}",
         SIDECAR_OOM: _counted(view, status),
         Cause.OOM_KILLED.value: f"{_memory(view)}: raise it in the template, or lower batch.maxMicroBatchSize; "
         f"{_counted(view, status)}",
@@ -36,6 +41,10 @@ def after_end(view: View, status: JobStatus, end: End) -> str:
         "Failed": f"{logs(view)} has the rest; {_counted(view, status)}",
     }
     return known.get(end.outcome, "")
+
+
+def _node(end: End, tells: str) -> str:
+    return f"; kubectl describe node {end.node} {tells}" if end.node else ""
 
 
 def _counted(view: View, status: JobStatus) -> str:

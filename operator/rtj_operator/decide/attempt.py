@@ -33,7 +33,8 @@ from rtj_operator.decide.ends import (
     rule_for,
 )
 from rtj_operator.decide.exclusion import excluded_event
-from rtj_operator.decide.place import new_placement, released
+from rtj_operator.decide.place import new_placement
+from rtj_operator.decide.progress import has_trained
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
@@ -44,8 +45,6 @@ from trainer_sidecar.contract.restore_fault import RestoreFault
 
 COMMIT_WAIT_SECONDS = 30
 """How long a sealed save is waited for before it is fenced (O1)."""
-STACKS_SECONDS = 5.0
-"""From the request for the ranks' stacks to the end of a hung attempt: the plan must reach the pods first (O1)."""
 STORE_TROUBLE = frozenset(
     {
         Reason.STORE_UNAVAILABLE,
@@ -62,10 +61,10 @@ STORE_TROUBLE = frozenset(
 def attempt_ended(view: View) -> Step | None:
     """What follows when ranks or pods of the placement have ended."""
     end = view.end or _job_failed(view)
-    if end is None and (hung := _hung(view)) is not None:
-        if (step := stacks_first(view, hung)) is not None:
+    if end is None and (stuck := hung(view)) is not None:
+        if (step := stacks_first(view, stuck)) is not None:
             return step
-        end = replace(hung, message=f"{hung.message}; stacks of the ranks: see the trainers' logs")
+        end = replace(stuck, message=f"{stuck.message}; stacks of the ranks: see the trainers' logs")
     if end is None:
         return None
     if isinstance(end, Leaving):
@@ -84,21 +83,30 @@ def after_end(view: View, end: End) -> Step:
         end.outcome == RESTORE_POINT_BAD
     )  # the checkpoint's fault, it seems: counted once the fence has looked
     status = record_end(view, view.status, end, ordered=bad)
-    event = ended_event(view, status, end)
-    if bad and (why := too_many_bad(status.attempts)):
+    step = _failed_for_good(view, status, end) or _goes_on(view, status, end)
+    return _add_event(step, ended_event(view, step.status, end))
+
+
+def _failed_for_good(view: View, status: JobStatus, end: End) -> Step | None:
+    """Failed, when another attempt would change nothing, a rule says so, or there were too many. `status`: counted."""
+    if end.outcome == RESTORE_POINT_BAD and (why := too_many_bad(status.attempts)):
         reason, text = why
-        return _add_event(fail(view, status, reason, f"{text}; last: {end.message}"), event)
+        return fail(view, status, reason, f"{text}; last: {end.message}")
     if end.outcome == "ResumeRefused":
         text = (
             f"{end.message}. Set back what differs, or start a run of its own with another checkpoint.runId"
         )
-        return _add_event(fail(view, status, Reason.RESUME_REFUSED, text), event)
-    if end.outcome == USAGE_ERROR and matching_rule(view.spec.restart, end) is None:
-        return _add_event(fail(view, status, Reason.USAGE_ERROR, end.message), event)
-    action = rule_for(view.spec.restart, end)
-    if action is RestartAction.FAIL:
+        return fail(view, status, Reason.RESUME_REFUSED, text)
+    if (
+        end.outcome == USAGE_ERROR
+        and matching_rule(view.spec.restart, end) is None
+        and not has_trained(status)
+    ):
+        text = f"{end.message}. It is not tried again: correct the trainer's command and args"
+        return fail(view, status, Reason.USAGE_ERROR, text)
+    if rule_for(view.spec.restart, end) is RestartAction.FAIL:
         reason = reason_of(end.cause.value) or Reason.ATTEMPT_ENDED
-        return _add_event(fail(view, status, reason, f"restart.rules: {end.message}"), event)
+        return fail(view, status, reason, f"restart.rules: {end.message}")
     limit = view.spec.restart.max_attempts_without_progress
     if status.counters.without_progress >= limit:
         failures = status.counters.without_progress
@@ -106,17 +114,16 @@ def after_end(view: View, end: End) -> Step:
             f"{failures} failures without a newer commit (limit {limit}); last: {end.outcome}: {end.message}"
         )
         text = with_advice(text, f"{logs(view)} has what the ranks wrote")
-        return _add_event(fail(view, status, Reason.TOO_MANY_FAILURES, text), event)
-    if view.spec.suspend:
-        return _add_event(released(view, status, end.cause), event)
+        return fail(view, status, Reason.TOO_MANY_FAILURES, text)
+    return None
+
+
+def _goes_on(view: View, status: JobStatus, end: End) -> Step:
     if status.excluded_nodes != view.status.excluded_nodes:
-        step = _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end, status))
-        return _add_event(step, event)
+        return _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end, status))
     if not end.in_place:
-        return _add_event(new_placement(view, status, end.cause, end), event)
-    return _add_event(
-        start_attempt(replace(view, status=status), end) or Step(status, (), WATCH_SECONDS), event
-    )
+        return new_placement(view, status, end.cause, end)
+    return start_attempt(replace(view, status=status), end) or Step(status, (), WATCH_SECONDS)
 
 
 def start_attempt(view: View, end: End | None = None) -> Step | None:
@@ -156,6 +163,7 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
             "counters": counters,
             "plan": None,
             "resume": None,
+            "progress": None,  # a step of the attempt before is none of this one's
             "retry_at": None,
             "capacity_short_since": None,
             "started_at": status.started_at or view.time,
@@ -319,55 +327,6 @@ def _job_failed(view: View) -> End | None:
         return None
     text = f"Job {view.job.name} failed: {view.job.failed}"
     return End(Cause.POD_LOST, Cause.POD_LOST.value, text, False)
-
-
-def stacks_first(view: View, hung: End) -> Step | None:
-    """All ranks' stacks go to their logs before they are killed; None once they have had the time for it."""
-    attempt, plan = view.status.attempt, view.plan
-    if attempt is None or plan is None:
-        return None
-    if attempt.stacks_at is not None:
-        left = STACKS_SECONDS - view.since(attempt.stacks_at)
-        lacking = tuple(p for p in view.standing if p.plan and p.plan.dump_stacks < attempt.stacks)
-        again = (PublishPlan(_asking(plan, attempt), ids(lacking)),) if lacking else ()
-        return Step(view.status, again, min(1.0, left)) if left > 0 else None
-    asked = attempt.model_copy(update={"stacks": attempt.stacks + 1, "stacks_at": view.time})
-    text = f"{hung.message}; the stacks of all ranks are written to their logs"
-    status = told(view.status, Phase.RECOVERING, Reason.HUNG, text).model_copy(update={"attempt": asked})
-    event = Event(EventReason.STACKS_DUMPED, text, f"stacks/{attempt.epoch}/{asked.stacks}", warning=True)
-    return Step(status, (PublishPlan(_asking(plan, asked), ids(view.standing)),), 1.0, (event,))
-
-
-def _asking(plan: Plan, attempt: AttemptStatus) -> Plan:
-    return plan.model_copy(update={"dump_stacks": attempt.stacks, "order": attempt.order})
-
-
-def _hung(view: View) -> End | None:
-    """No first step within startupTimeoutSeconds, or no further one within hangTimeoutSeconds."""
-    attempt, progress = view.status.attempt, view.status.progress
-    first = next((p for p in view.standing if p.index == 0), None)
-    if not view.running or attempt is None or attempt.order is not Order.RUN or not view.all_up:
-        return None
-    if first is None or first.status is None or first.status.epoch != attempt.epoch:
-        return None
-    restart, seen = view.spec.restart, first.status
-    if seen.phases.first_step is None:
-        limit = restart.startup_timeout_seconds
-        if view.since(attempt.started_at) > limit:
-            return End(
-                Cause.HUNG, "Hung", f"no first step within startupTimeoutSeconds {limit}: {seen.reason}", True
-            )
-        return None
-    limit = restart.hang_timeout_seconds
-    if seen.progress is None:
-        return None
-    step, waited = count(seen.progress.step), first.still_seconds
-    if progress is not None and step == progress.step:  # what a process before this one has seen
-        waited = max(waited, view.now - max(progress.time, attempt.started_at).timestamp())
-    if waited > limit:
-        text = f"no step after {step} for {waited:.0f} s (hangTimeoutSeconds {limit})"
-        return End(Cause.HUNG, "Hung", text, True)
-    return None
 
 
 def _damage(plan: Plan) -> tuple[Event, ...]:

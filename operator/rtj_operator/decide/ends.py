@@ -7,7 +7,15 @@ import fnmatch
 from datetime import datetime, timedelta
 
 from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
-from rtj_operator.classify import DRAINED, RESTORE_POINT_BAD, SIDECAR_OOM, STORE_UNAVAILABLE, USAGE_ERROR, End
+from rtj_operator.classify import (
+    DRAINED,
+    FENCED,
+    RESTORE_POINT_BAD,
+    SIDECAR_OOM,
+    STORE_UNAVAILABLE,
+    USAGE_ERROR,
+    End,
+)
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import advice
 from rtj_operator.decide.actions import Action, Event, PublishOrder
@@ -18,6 +26,8 @@ from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
 
 BURNING = frozenset({Cause.RANK_FAILED, Cause.OOM_KILLED, Cause.HUNG, Cause.OPERATOR})
+NOBODYS_FAULT = frozenset({STORE_UNAVAILABLE, FENCED})
+"""Outcomes that never count, whatever the rules say; each waits a little, since nothing else bounds it."""
 LOSSES = frozenset({Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
 RESTORE_FAILURES = frozenset({RESTORE_POINT_BAD, STORE_UNAVAILABLE, "ResumeRefused"})
 STORE_WAIT_SECONDS = 30
@@ -40,7 +50,7 @@ def record_end(view: View, status: JobStatus, end: End, *, ordered: bool = False
 def counted(view: View, status: JobStatus, end: End) -> JobStatus:
     """The status with an end in its counters, its backoff and the nodes that are kept off."""
     action = rule_for(view.spec.restart, end)
-    uncounted = action is RestartAction.RESTART_UNCOUNTED or end.outcome == STORE_UNAVAILABLE
+    uncounted = action is RestartAction.RESTART_UNCOUNTED or end.outcome in NOBODYS_FAULT
     burns = end.cause in BURNING and not uncounted
     counters = status.counters
     without = counters.without_progress + burns

@@ -22,7 +22,7 @@ from rtj_operator.api import (
 from rtj_operator.classify import blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
-from rtj_operator.decide.view import POLL_SECONDS, Step, View, told
+from rtj_operator.decide.view import POLL_SECONDS, WATCH_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
 from rtj_operator.text import count, lasting, printable
 from trainer_sidecar.contract.report import Check, ResumeReport
@@ -49,7 +49,7 @@ def coordinator(view: View) -> SidecarStatus | None:
 
 def with_commits(view: View) -> JobStatus:
     """The status with a newer commit in it, which ends the count of failures without progress."""
-    status, seen = _with_verified(view), coordinator(view)
+    status, seen = _with_trained(view, _with_verified(view)), coordinator(view)
     commit = seen.last_committed if seen else None
     known = status.last_committed
     if commit is None or (known is not None and commit.sequence <= known.sequence):
@@ -63,6 +63,28 @@ def with_commits(view: View) -> JobStatus:
     if own:
         update["counters"] = status.counters.model_copy(update={"without_progress": 0})
     return status.model_copy(update=update)
+
+
+def _with_trained(view: View, status: JobStatus) -> JobStatus:
+    """The status with what the placement was made from, once ranks have made a step with it."""
+    seen, placement = coordinator(view), status.placement
+    if seen is None or seen.phases.first_step is None or placement is None:
+        return status
+    if placement.spec_hash == status.trained_spec_hash:
+        return status
+    return status.model_copy(update={"trained_spec_hash": placement.spec_hash})
+
+
+def has_trained(status: JobStatus) -> bool:
+    """Whether ranks have ever made a step with what the placement was made from.
+
+    A status that an operator wrote before it kept that says so by a commit, or by an attempt that came further.
+    """
+    if status.trained_spec_hash is not None:
+        placement = status.placement
+        return placement is not None and placement.spec_hash == status.trained_spec_hash
+    further = any(r.last_step is not None and r.last_step > (r.from_step or 0) for r in status.attempts)
+    return further or status.last_committed is not None
 
 
 def _with_verified(view: View) -> JobStatus:
@@ -99,7 +121,8 @@ def training(view: View) -> Step | None:
         status = status.model_copy(update={"attempt": attempt.model_copy(update={"stacks_at": None})})
     phase, reason, text = _phase(view, seen)
     events = _events(view, seen)
-    soon = 1.0 if phase is not Phase.RUNNING else POLL_SECONDS
+    silent = any(p.silent_seconds for p in view.standing)
+    soon = WATCH_SECONDS if silent or phase is not Phase.RUNNING else POLL_SECONDS
     short = grace_too_short(view)
     if short is not None:
         events = (*events, Event(EventReason.GRACE_TOO_SHORT, short[1], f"grace/{view.number}", warning=True))

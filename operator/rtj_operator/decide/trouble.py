@@ -8,6 +8,7 @@ from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
 from rtj_operator.conditions import ConditionType, EventReason, Reason, Verdict, set_conditions
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.advice import RETRIED, with_advice
+from rtj_operator.decide.reopened import with_failed_spec
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import View, told
 from rtj_operator.text import printable
@@ -34,7 +35,7 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     )
     status = told(status, phase, trouble.reason, message)
     if trouble.final:
-        status = status.model_copy(update={"ended_at": view.time})
+        status = with_failed_spec(view, status.model_copy(update={"ended_at": view.time}))
     if trouble.reason is Reason.ATTEMPT_SUPERSEDED:
         status = _given_up(view, status, trouble)
     event_reason = EventReason.FAILED if trouble.final else EventReason.STORE_TROUBLE
