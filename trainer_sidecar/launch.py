@@ -389,6 +389,8 @@ def merge_outcome(
     if steps:
         outcome["step"] = max(steps)
     outcome["message"] = file.get("message", "")
+    if len(files) == local and all(f.get("endReached") for f in files.values()):
+        outcome["endReached"] = True
     if file.get("failure"):
         outcome["failure"] = file["failure"]
     if kind == "Failed":

@@ -98,6 +98,15 @@ def test_kinds_merge_in_the_order_of_the_contract(kinds: list[str], expected: st
     assert merge(deaths, files).kind == expected
 
 
+def test_the_end_is_reached_when_every_rank_says_so() -> None:
+    deaths = {rank: death(0) for rank in range(3)}
+    files = {rank: file("Finished", endReached=True) for rank in range(3)}
+    assert merge(deaths, files).end_reached
+    assert not merge(deaths, files | {1: file("Finished")}).end_reached
+    assert not merge(deaths, {0: files[0]}).end_reached
+    assert not merge(deaths).end_reached
+
+
 def test_ranks_killed_because_a_peer_was_fenced_do_not_make_a_failure() -> None:
     assert merge({1: death(1)}, {1: file("Fenced")}).kind == OutcomeKind.FENCED
 

@@ -17,6 +17,7 @@ from trainer_sidecar import cli
 from trainer_sidecar.contract.journal import Quarantined
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.ledger import LedgerStep
+from trainer_sidecar.store.base import NotFoundError
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
@@ -185,9 +186,13 @@ def test_a_flipped_byte_quarantines_the_newest_and_resumes_from_the_one_before(
 
 
 def test_a_fork_starts_from_another_runs_checkpoint_which_it_holds(start_run: Any, file_url: str) -> None:
-    run = start_run(file_url, SCRIPT, "8", "0", options=OPTIONS)
+    run = start_run(file_url, SCRIPT, "12", "0", "8", options=OPTIONS)
     assert run.wait(180) == 0, run.text()
     base = history(file_url)
+    outcome = run.events("AttemptEnded")[0]["outcome"]
+    assert (outcome["kind"], outcome["step"], outcome["endReached"]) == ("Finished", 8, False)
+    with pytest.raises(NotFoundError):  # the same command trains on
+        open_store(file_url).get(RunKeys("local", "tiny").finished)
     chosen = base.lineage[1]
 
     source = f"tiny/{chosen.checkpoint_id}"

@@ -13,6 +13,7 @@ from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint, SaveReason
 from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
 from trainer_sidecar.contract.status import CommittedStatus, InFlightStatus, SidecarStatus, TrainerState
+from trainer_sidecar.run import finished
 from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
 from trainer_sidecar.run.not_finite import why_no_good
 from trainer_sidecar.run.run_events import RunEvents
@@ -69,10 +70,14 @@ def test_beside_a_save_that_was_due_training_goes_on() -> None:
     assert "is lost" not in text
 
 
-def test_only_the_same_command_with_the_same_files_is_complete(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
+def test_only_the_same_command_with_the_same_files_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, train, parts = (tmp_path / name for name in ("config.yaml", "train.py", "parts.py"))
     config.write_text("steps: 8")
-    script = ["train.py", f"--config={config}"]
+    train.write_text("import os, parts; lr = os.environ.get('RATE')")
+    parts.write_text("layers = 4")
+    script = [str(train), f"--config={config}"]
     point = RestorePoint(
         checkpoint_id=checkpoint_id(8, 1, "0123abcd"),
         sequence=2,
@@ -86,20 +91,41 @@ def test_only_the_same_command_with_the_same_files_is_complete(tmp_path: Path) -
     class Elsewhere(History):
         newest_restorable = point.model_copy(update={"sequence": 3})  # type: ignore[assignment]
 
-    store, keys = MemoryStore(), RunKeys("local", "one")
-    assert not why_complete(store, keys, At(), script), "nobody has recorded an end"
-    record_finish(store, keys, point, script)
-    assert "finished at step 8" in why_complete(store, keys, At(), script)
-    assert not why_complete(store, keys, Elsewhere(), script), (
+    store, keys, command = MemoryStore(), RunKeys("local", "one"), command_digest(script)
+    assert not why_complete(store, keys, At(), command), "nobody has recorded an end"
+    record_finish(store, keys, point, command)
+    assert "finished at step 8" in why_complete(store, keys, At(), command_digest(script))
+    assert not why_complete(store, keys, Elsewhere(), command), (
         "there is a newer checkpoint, or this one is bad"
     )
-    assert not why_complete(store, keys, History(), script)
-    assert not why_complete(store, keys, At(), [*script, "--steps=9"])
+    assert not why_complete(store, keys, History(), command)
+    assert not why_complete(store, keys, At(), command_digest([*script, "--steps=9"]))
+    monkeypatch.setenv("UNMENTIONED", "1")
+    assert command_digest(script) == command
+    monkeypatch.setenv("RATE", "0.1")
+    assert command_digest(script) != command, "the script asks for this variable"
+    monkeypatch.delenv("RATE")
+    parts.write_text("layers = 5")
+    assert command_digest(script) != command, "the script imports this module"
+    parts.write_text("layers = 4")
     config.write_text("steps: 9")
-    assert not why_complete(store, keys, At(), script)
+    assert not why_complete(store, keys, At(), command_digest(script))
     store.put(keys.finished, b"garbage")
-    assert not why_complete(store, keys, At(), script)
-    assert command_digest(["/no/such\0file"]), "arguments may be anything"
+    assert not why_complete(store, keys, At(), command)
+
+
+def test_a_command_that_cannot_be_told_apart_is_never_complete_and_arguments_may_be_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command_digest([str(tmp_path / "none.py"), "x" * 300, "--note=" + "y" * 5000, "/no/such\0file"])
+    assert not command_digest(["-m", "pkg.train"]), "its files may lie anywhere"
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(finished, "_MOST_FILES", 0)
+    assert not command_digest([str(tmp_path / "train.py")])
+    store, keys = MemoryStore(), RunKeys("local", "one")
+    point = RestorePoint(checkpoint_id="x", sequence=2, step=8, manifest=ObjectRef(size=1, sha256="00"))
+    record_finish(store, keys, point, "")
+    assert not list(store.list(keys.prefix))
 
 
 def test_a_checkpoint_whose_loss_was_no_number_is_told_with_the_way_back() -> None:

@@ -22,7 +22,7 @@ class Squares(torch.utils.data.Dataset[torch.Tensor]):
         return torch.randn(8, generator=generator)
 
 
-def main(total_steps: int, step_seconds: float) -> None:
+def main(total_steps: int, step_seconds: float, leave_at: int) -> None:
     torch.manual_seed(0)
     mesh = Session.mesh_from_env("cpu")
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 8))
@@ -43,7 +43,9 @@ def main(total_steps: int, step_seconds: float) -> None:
             optimizer.zero_grad()
             session.step_end(grad_norm=norm)
             time.sleep(step_seconds)
+            if session.step == leave_at:
+                break  # as on a budget of time
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), int((*sys.argv, 0)[3]))

@@ -41,6 +41,9 @@ class Outcome(Document):
     step: int | None = None
     message: str = ""
     failure: RankFailure | None = None
+    end_reached: bool = False
+    """The ranks have taken the last step that the script declared (`total_steps`, `epochs`). False for a script that
+    declares no end, or that has left its loop before: started again, it would train on."""
     oom_kills: int = 0
     """Processes of the trainer's cgroup that the kernel killed for memory during this epoch. The launcher counts
     (`oom_kill` of its own `memory.events`): another container's cgroup is not visible to the sidecar."""

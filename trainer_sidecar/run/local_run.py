@@ -18,7 +18,7 @@ from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault, trains_otherwise
 from trainer_sidecar.run.fence_watch import FenceWatch
-from trainer_sidecar.run.finished import record_finish, why_complete
+from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
 from trainer_sidecar.run.local_volume import LocalVolume
@@ -70,6 +70,7 @@ class LocalRun:
         self._attempts = 0
         self._failures = 0
         self._states_in_a_row: list[str] = []
+        self._command = command_digest(settings.script)  # as it is now: who edits meanwhile has another one
 
     def run(self) -> int:
         """Train to the end, through failures and outages of the store after the start.
@@ -108,7 +109,7 @@ class LocalRun:
         """This very command has ended the run before: nothing is started to find that out again."""
         if self._settings.again:
             return False
-        sentence = why_complete(self._journal.store, self._settings.keys, history, self._settings.script)
+        sentence = why_complete(self._journal.store, self._settings.keys, history, self._command)
         if sentence:
             self._events.tell("Complete", sentence)
         return bool(sentence)
@@ -302,18 +303,21 @@ class LocalRun:
                 "the checkpoints are untouched: run the script that they fit, or begin a new run with --run-id",
             )
         if outcome.kind == OutcomeKind.FINISHED:
-            self._record_finish()
+            self._record_finish(end_reached=outcome.end_reached)
         elif alive:
             self._order(plan, Order.STOP)
         return EXIT_CODES[outcome.kind]
 
-    def _record_finish(self) -> None:
-        """Only a hint: a store that is away now costs the next start of the same command some seconds."""
+    def _record_finish(self, *, end_reached: bool) -> None:
+        """Only a hint: a store that is away now costs the next start of the same command some seconds. A script that
+        left its loop early would train on when started again: nothing is recorded."""
         try:
             point = self._journal.refresh().newest_restorable
-            if point is not None:
-                self._tell_not_finite(point.checkpoint_id)
-                record_finish(self._journal.store, self._settings.keys, point, self._settings.script)
+            if point is None:
+                return
+            self._tell_not_finite(point.checkpoint_id)
+            if end_reached:
+                record_finish(self._journal.store, self._settings.keys, point, self._command)
         except StoreError as exc:
             self._events.tell("StoreTrouble", f"that the run has finished is not recorded: {exc}")
 

@@ -28,7 +28,15 @@ class OutcomeFile:
         open_folder(folder)
         write_by_rename(self._path.with_suffix(".open"), b"")
 
-    def write(self, kind: OutcomeKind, step: int, message: str, failure: RankFailure | None = None) -> None:
+    def write(
+        self,
+        kind: OutcomeKind,
+        step: int,
+        message: str,
+        failure: RankFailure | None = None,
+        *,
+        end_reached: bool = False,
+    ) -> None:
         if self.written is not None or os.getpid() != self._process:
             return  # a child that the script has forked does not speak for the rank
         outcome = Outcome(
@@ -38,6 +46,7 @@ class OutcomeFile:
             step=step,
             message=message,
             failure=failure,
+            end_reached=end_reached,
         )
         open_folder(self._path.parent)
         write_by_rename(self._path, outcome.to_bytes())

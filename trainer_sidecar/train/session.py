@@ -214,8 +214,11 @@ class Session:
     @property
     def should_stop(self) -> bool:
         """True once the run was saved on order or has taken its last step: leave the loop."""
-        over = self._feed.end.reached(self.step, self.samples, self._cursor.global_batch)
-        return self._policy.stopped or self._policy.leaving or over
+        return self._policy.stopped or self._policy.leaving or self._end_reached
+
+    @property
+    def _end_reached(self) -> bool:
+        return self._feed.end.reached(self.step, self.samples, self._cursor.global_batch)
 
     def loader(self, **options: Any) -> DataLoader[Any]:
         """A DataLoader over `data` in the session's order, for `batches(loader)`; `options` as of torch's DataLoader
@@ -378,7 +381,7 @@ class Session:
         self._reports.tell("")
         self._agreement.barrier()
         kind = OutcomeKind.SAVED_AND_STOPPED if self._policy.stopped else OutcomeKind.FINISHED
-        self._outcome.write(kind, self.step, self._policy.ended)
+        self._outcome.write(kind, self.step, self._policy.ended, end_reached=self._end_reached)
         self._ledger.close()
 
     def _tell_progress(self) -> None:
