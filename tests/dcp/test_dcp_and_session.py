@@ -140,12 +140,26 @@ def test_what_one_rank_met_reaches_the_others_by_pickle_as_it_was() -> None:
         ("runs/2/step_12/", 12),
         ("000000000004-0000000009-0a1b2c3d", 4),
         ("12.pt", 12),
+        ("step100-my-model-7b", 100),
+        ("my-model-7b-step-100", 100),
+        ("epoch=3-step=9.ckpt", 9),
+        ("checkpoint-1000", 1000),
+        ("global_step0012", 12),
+        ("my-model-7b/iter_0000010", 10),
     ],
 )
-def test_the_last_number_of_a_checkpoint_id_is_the_step(name: str | int, step: int) -> None:
+def test_a_checkpoint_id_tells_its_step_by_a_bare_number_or_one_after_a_word_for_it(
+    name: str | int, step: int
+) -> None:
     assert step_of(name) == step
     assert SidecarWriter.validate_checkpoint_id(str(name))
-    assert not SidecarReader.validate_checkpoint_id("last")
+
+
+@pytest.mark.parametrize("name", ["last", "my-model-7b", "epoch-3", "stepwise-7b", "v2"])
+def test_a_number_that_means_something_else_is_no_step(name: str) -> None:
+    assert not SidecarReader.validate_checkpoint_id(name)
+    with pytest.raises(ValueError, match="names no step"):
+        step_of(name)
 
 
 def test_several_shards_of_one_tensor_on_a_rank_are_slices_of_one_tensor() -> None:

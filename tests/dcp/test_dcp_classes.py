@@ -67,19 +67,19 @@ def rtj(lab: Lab, capsys: pytest.CaptureFixture[str]) -> Rtj:
 
 def test_each_save_is_a_commit_in_the_journal_of_the_step_that_its_id_names(lab: Lab) -> None:
     commits = [c for c in lab.world.commits() if c.epoch < lab.epoch_of_the_killed]
-    assert [c.step for c in commits] == [1, 2, 3, 4, 5]
+    assert [c.step for c in commits] == [1, 2, 3, 4, 4, 5, 5, 6, 7]
     assert {c.reason for c in commits} == {SaveReason.REQUEST}
     assert [c.parent for c in commits] == [None, *(c.checkpoint_id for c in commits[:-1])]
 
 
 def test_what_cannot_be_a_save_is_refused_by_name_and_the_next_save_is_good(lab: Lab) -> None:
     for found in lab.saved:
-        assert found["second async"].startswith("SaveInFlight: ")
-        assert "wait for it first, as by future.result()" in found["second"]
-        assert found["mixed"].startswith("SaveFailed: step 4 is not committed")
+        assert found["waited"] == [True, True, True]
+        assert found["mixed"].startswith("SaveFailed: step 7 is not committed")
         assert "float16" in found["mixed"]
         assert "bad cannot be stored without pickle: it holds a __main__.Held" in found["object"]
         assert "the save names no step" in found["no step"]
+        assert "step 5 is saved after step 6 (this attempt has committed)" in found["behind"]
         assert "checkpoint_id 'last' names no step" in found["no number"]
     assert "dcp.save ran on 1 of 2 ranks" in lab.saved[0]["one rank"]
     assert "all ranks of the attempt must save together" in lab.saved[1]["one rank"]
@@ -87,7 +87,7 @@ def test_what_cannot_be_a_save_is_refused_by_name_and_the_next_save_is_good(lab:
 
 def test_a_killed_save_leaves_nothing_committed(lab: Lab) -> None:
     assert lab.killed[1] == -9
-    assert [c.step for c in lab.world.commits() if c.epoch == lab.epoch_of_the_killed] == [6]
+    assert [c.step for c in lab.world.commits() if c.epoch == lab.epoch_of_the_killed] == [8]
 
 
 @pytest.mark.parametrize(("ranks", "step"), [(2, 2), (3, 3)])
@@ -100,6 +100,15 @@ def test_what_async_save_staged_is_loaded_bit_for_bit_on_any_number_of_ranks(
         assert found["point"] == step
         assert "'step-9' is not the restore point of this attempt" in found["other"]
         assert found["by stored name"] == step
+        for way in ("unloaded", "after a swallowed load"):
+            assert "RestorePointNotLoaded: " in found[way]
+            assert f"step {step + 1} is not saved: this attempt goes on from checkpoint" in found[way]
+            assert lab.world.commit_of(step).checkpoint_id in found[way]
+        assert "Missing key in checkpoint state_dict: more" in found["swallowed"]
+        assert f"step {step - 1} is saved after step {step} (" in found["from scratch"]
+    assert (
+        max(c.epoch for c in lab.world.commits()) == lab.epoch_of_the_killed
+    )  # no attempt after it has saved
 
 
 def test_the_commands_list_verify_and_export_it(lab: Lab, rtj: Rtj, tmp_path: Path) -> None:
@@ -124,6 +133,7 @@ def test_a_corrupted_shard_is_refused_by_name_and_accused_as_a_sessions_restore_
     for rank in found:
         assert "CheckpointRefused: ChecksumMismatch" in rank["refused"]
         assert "rank-00001.distcp" in rank["refused"]
+        assert "RestorePointNotLoaded" in rank["swallowed"]
     plan = Plan.model_validate_json(lab.world.plan_file.read_bytes())
     outcomes = [
         Outcome.model_validate_json(path.read_bytes())

@@ -4,8 +4,8 @@ For scripts that call torch.distributed.checkpoint themselves and shall go on do
 collective and restores, checks and orders far more than tensors (docs/migrate.md).
 """
 
-from trainer_sidecar.dcp.errors import CheckpointRefused, SaveInFlight
+from trainer_sidecar.dcp.errors import CheckpointRefused, RestorePointNotLoaded, SaveInFlight
 from trainer_sidecar.dcp.reader import SidecarReader
 from trainer_sidecar.dcp.writer import SidecarWriter
 
-__all__ = ["CheckpointRefused", "SaveInFlight", "SidecarReader", "SidecarWriter"]
+__all__ = ["CheckpointRefused", "RestorePointNotLoaded", "SaveInFlight", "SidecarReader", "SidecarWriter"]

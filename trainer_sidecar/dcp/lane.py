@@ -7,6 +7,7 @@ each rank asks its own sidecar for the outcome, and the thread in which a save r
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ import torch.distributed.checkpoint
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Progress, TrainingState
 from trainer_sidecar.contract.journal import SaveReason
+from trainer_sidecar.dcp import loaded
 from trainer_sidecar.dcp.errors import SaveInFlight
 from trainer_sidecar.dcp.items import Share
 from trainer_sidecar.train import environment
@@ -27,8 +29,9 @@ from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.saves import Code, Content, InFlight, Saves
 
-_ENDING_SECONDS = 2.0
-"""DCP's thread may live a moment longer than its save."""
+log = logging.getLogger("rtj.train")
+_TOLD_SECONDS = 2.0
+"""DCP's thread may live a moment longer than its save; who waits longer is told why."""
 _POLL_SECONDS = 0.01
 _PROGRESS_SECONDS = 0.5
 
@@ -67,30 +70,36 @@ class Lane:
         self._told = 0.0
 
     def stage(self) -> None:
-        """A save begins by a copy in this thread. Raises SaveInFlight."""
-        self._refuse_second()
+        """A save begins by a copy in this thread, once the one before has ended. Raises SaveInFlight."""
+        self._wait_for_the_first()
         self._stager = threading.current_thread()
 
     def unstage(self) -> None:
         """The copy failed: no save follows it."""
         self._stager = None
 
-    def enter(self, *, waits: bool = False) -> None:
-        """DCP begins a save in this thread: that of `stage`, or another one. Raises SaveInFlight; with `waits` only
-        after the save's time-out."""
+    def enter(self) -> None:
+        """DCP begins a save in this thread: that of `stage`, or another one. Raises SaveInFlight."""
         here = threading.current_thread()
         if self._stager is None or self._stager is here:
-            patience = self.env.plan.checkpoint.save_timeout_seconds if waits else _ENDING_SECONDS
-            self._refuse_second(patience)
+            self._wait_for_the_first()
         self._stager, self._saver = None, here
 
-    def _refuse_second(self, patience: float = _ENDING_SECONDS) -> None:
-        began = time.monotonic()
+    def _wait_for_the_first(self) -> None:
+        """All ranks wait: one that refused by its own clock would leave the others in DCP's collectives for ever."""
+        began, told = time.monotonic(), False
+        patience = self.env.plan.checkpoint.save_timeout_seconds
         while self._in_progress:
-            if time.monotonic() - began > patience:
+            waited = time.monotonic() - began
+            if waited > patience:
                 raise SaveInFlight(
-                    "another save is in flight: wait for it first, as by future.result() of dcp.async_save; one save "
-                    "at a time is staged and uploaded"
+                    f"another save has been in flight for {patience:g} s, checkpoint.saveTimeoutSeconds: wait for it "
+                    "first, as by future.result() of dcp.async_save; one save at a time is staged and uploaded"
+                )
+            if waited > _TOLD_SECONDS and not told:
+                told = True
+                log.warning(
+                    "another save is in flight, and this one begins after it: training waits that long"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -101,6 +110,11 @@ class Lane:
             return True
         saver = self._saver
         return saver is not None and saver is not threading.current_thread() and _inside_dcp(saver)
+
+    def refuse_unloaded(self, step: int) -> None:
+        """Raises RestorePointNotLoaded, ValueError for a step that is behind."""
+        self._end_before()
+        loaded.refuse_unloaded(self.env, step, self._saves.committed_step)
 
     def begin(self, step: int, share: Share) -> None:
         """Copy this rank's share into the shared volume; sealing and uploading go on in the background.

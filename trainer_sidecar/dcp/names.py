@@ -17,7 +17,12 @@ from trainer_sidecar.contract.keys import parse_checkpoint_id
 Path = tuple[str | int, ...]
 """Keys and list indexes from the outermost dict to the value."""
 
-_LAST_NUMBER = re.compile(r"(\d+)\D*\Z")
+_BARE = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)?")
+_AFTER_STEP, _AFTER_A_WORD = (
+    re.compile(rf"(?:{words})s?[-_=. ]*(\d+)(?![0-9A-Za-z])", re.IGNORECASE)
+    for words in ("step", "iter|iteration|checkpoint|ckpt")
+)
+"""A number elsewhere is something else: of a model of 7 billion parameters, of an epoch."""
 
 
 def path_of(fqn: str, mappings: Any) -> Path:
@@ -46,18 +51,17 @@ def told(name: str) -> Path:
 
 
 def step_of(checkpoint_id: str | PathLike[str] | int) -> int:
-    """The step that a save's `checkpoint_id` names: a number, the last number of a path, or a full id.
-
-    Raises ValueError for one without a number.
-    """
+    """The step that a save's `checkpoint_id` names, in the last part of a path: a bare number, one after `step`, or
+    after `iter`, `iteration`, `checkpoint`, `ckpt`; or a full id. Raises ValueError for one without such a number."""
     text = str(checkpoint_id).rstrip("/").rpartition("/")[2]
     try:
         return parse_checkpoint_id(text)[0]
     except ValueError:
-        found = _LAST_NUMBER.search(text)
-    if found is None:
+        bare = _BARE.fullmatch(text)
+    found = [bare[1]] if bare else _AFTER_STEP.findall(text) or _AFTER_A_WORD.findall(text)
+    if not found:
         raise ValueError(
             f"checkpoint_id {str(checkpoint_id)!r} names no step: give the number of steps taken, as in "
             "checkpoint_id=f'step-{step}'"
         )
-    return int(found[1])
+    return int(found[-1])

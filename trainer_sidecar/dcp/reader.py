@@ -21,6 +21,7 @@ from torch.futures import Future
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.keys import parse_checkpoint_id
+from trainer_sidecar.dcp import loaded
 from trainer_sidecar.dcp.catalogue import Catalogue
 from trainer_sidecar.dcp.errors import CheckpointRefused
 from trainer_sidecar.dcp.names import step_of
@@ -92,6 +93,7 @@ class SidecarReader(StorageReader):
             self._read_tensors([i for i in plan.items if i.type is LoadItemType.TENSOR], planner)
         finally:
             self._env.client.tell(m.CloseRestore(rank=self._env.rank))
+        loaded.note(self._env)
         self._tell_restored()
         done: Future[None] = Future()
         done.set_result(None)

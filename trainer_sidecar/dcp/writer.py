@@ -50,7 +50,8 @@ class SidecarWriter(StorageWriter, BlockingAsyncStager):
         self._lane.tell(step, loss)
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The copy of `dcp.async_save`, in the calling thread. Raises SaveInFlight."""
+        """The copy of `dcp.async_save`, in the calling thread, once the save before it has ended. Raises SaveInFlight
+        after the time-out."""
         self._lane.stage()
         try:
             return cast(dict[str, Any], self._copy.take(state_dict))
@@ -63,7 +64,8 @@ class SidecarWriter(StorageWriter, BlockingAsyncStager):
         self._copy.drop()
 
     def reset(self, checkpoint_id: str | PathLike[str] | int | None = None) -> None:
-        """A save begins, of the step that is named. Raises SaveInFlight, ValueError."""
+        """A save begins, of the step that is named, once the one before has ended. Raises SaveInFlight after that one's
+        time-out, ValueError."""
         self._lane.enter()
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
@@ -71,7 +73,7 @@ class SidecarWriter(StorageWriter, BlockingAsyncStager):
     def storage_meta(self) -> StorageMeta | None:
         """Called first in each save. Where `reset` was not, DCP's collectives follow whatever is raised here, and must
         not mix with those of a save in another thread: so this waits for it."""
-        self._lane.enter(waits=True)
+        self._lane.enter()
         if self._step is None:
             raise ValueError("the save names no step: give checkpoint_id=f'step-{step}' to each dcp.save")
         return StorageMeta(checkpoint_id=f"step-{self._step}")
@@ -97,12 +99,14 @@ class SidecarWriter(StorageWriter, BlockingAsyncStager):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy this rank's items into the shared volume. Raises ValueError for one that cannot be stored."""
+        """Copy this rank's items into the shared volume. Raises ValueError for one that cannot be stored and for a
+        step that is behind, RestorePointNotLoaded when the attempt goes on from a checkpoint that was not loaded."""
         step = self._step
         assert step is not None, "storage_meta comes first"
         self._step = None
-        self._lane.tell(step, now=True)
         try:
+            self._lane.refuse_unloaded(step)
+            self._lane.tell(step, now=True)
             share = share_of(plan, planner, self._env.rank)
         except BaseException as error:
             self._lane.pass_over(step, str(error))

@@ -156,7 +156,7 @@ class Saves:
         assert self.in_flight is None, "two saves in flight"
         step, plan = progress.step, self._env.plan
         number = self._tries.get(step, 0)
-        self._tries = {step: number + 1}
+        self._tries[step] = number + 1  # of all steps: a script may go back to one, as after a refused save
         save_id = keys.save_id(plan.nonce, step, progress.micro_step, number)
         self.in_flight = InFlight(save_id, keys.checkpoint_id(step, plan.epoch, save_id), step)
         self.in_flight.micro = progress.micro_step

@@ -21,12 +21,19 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from trainer_sidecar.dcp import CheckpointRefused, SaveInFlight, SidecarReader, SidecarWriter, lane
+from trainer_sidecar.dcp import (
+    CheckpointRefused,
+    RestorePointNotLoaded,
+    SaveInFlight,
+    SidecarReader,
+    SidecarWriter,
+    lane,
+)
 from trainer_sidecar.train import join
 
 env = join("cpu")
 found: dict[str, Any] = {}
-lane._ENDING_SECONDS = 0.3
+lane._TOLD_SECONDS = 0.1
 
 
 class Held(DefaultSavePlanner):
@@ -100,7 +107,7 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
         call(*arguments, **options)
     except CheckpointException as error:
         return "; ".join(f"{type(e[0]).__name__}: {e[0]}" for e in error.failures.values())
-    except (CheckpointRefused, SaveInFlight, ValueError) as error:
+    except (CheckpointRefused, RestorePointNotLoaded, SaveInFlight, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "not refused"
 
@@ -128,28 +135,37 @@ def save() -> None:
     future = dcp.async_save(three, checkpoint_id=3, storage_writer=writer, planner=held, process_group=group)
     three["odd"][1]["half"].zero_()
     more = {"w": torch.ones(2)}
+    threading.Timer(0.3 + 0.7 * env.rank, held.go.set).start()  # the ranks see it end at different times
     other = SidecarWriter(4, device="cpu")
-    found["second async"] = refusal(dcp.async_save, more, storage_writer=other)
-    found["second"] = refusal(dcp.save, more, checkpoint_id=4, storage_writer=writer)
-    threading.Timer(0.3, held.go.set).start()
-    dcp.save(more, storage_writer=other, process_group=group)  # inside DCP's collectives, it waits
-    assert future.done()
+    second = dcp.async_save(more, storage_writer=other, process_group=group)
+    found["waited"] = [future.done()]
+    second.result()
+    for step_of_it, way in ((5, "with its step"), (6, "inside DCP's collectives")):
+        held = Held()
+        future = dcp.async_save(
+            more, checkpoint_id=step_of_it - 1, storage_writer=writer, planner=held, process_group=group
+        )
+        threading.Timer(0.3 + 0.7 * env.rank, held.go.set).start()
+        named = {"checkpoint_id": step_of_it} if way == "with its step" else {}
+        dcp.save(more, storage_writer=SidecarWriter(step_of_it, device="cpu"), process_group=group, **named)
+        found["waited"].append(future.done())
 
     weights = get_state_dict(model, optimizer)[0]
-    found["mixed"] = refusal(dcp.save, weights, checkpoint_id=4, storage_writer=writer, planner=Mixed())
-    found["object"] = refusal(dcp.save, {**more, "bad": Held}, checkpoint_id=4, storage_writer=writer)
+    found["mixed"] = refusal(dcp.save, weights, checkpoint_id=7, storage_writer=writer, planner=Mixed())
+    found["object"] = refusal(dcp.save, {**more, "bad": Held}, checkpoint_id=7, storage_writer=writer)
     found["no step"] = refusal(dcp.save, more, storage_writer=writer)
+    found["behind"] = refusal(dcp.save, more, checkpoint_id=5, storage_writer=writer)
     found["no number"] = refusal(dcp.save, more, checkpoint_id="last", storage_writer=writer)
-    found["one rank"] = refusal(dcp.save, more, checkpoint_id=4, storage_writer=writer, no_dist=True)
-    writer.tell(4, loss=0.5)
-    dcp.save(more, checkpoint_id="step-5", storage_writer=writer)
+    found["one rank"] = refusal(dcp.save, more, checkpoint_id=7, storage_writer=writer, no_dist=True)
+    writer.tell(7, loss=0.5)
+    dcp.save(more, checkpoint_id="step-7", storage_writer=writer)
 
 
 def kill() -> None:
     writer = SidecarWriter(device="cpu")
-    dcp.save({"w": torch.ones(2, 2)}, checkpoint_id=6, storage_writer=writer)
+    dcp.save({"w": torch.ones(2, 2)}, checkpoint_id=8, storage_writer=writer)
     parts = {f"w{i}": torch.ones(100) for i in range(8)}
-    dcp.save(parts, checkpoint_id=7, storage_writer=writer, planner=Killed())
+    dcp.save(parts, checkpoint_id=9, storage_writer=writer, planner=Killed())
 
 
 def load() -> None:
@@ -158,6 +174,10 @@ def load() -> None:
     found["point"] = reader.restore_point.step if reader.restore_point else None
     found["other"] = refusal(dcp.load, {"w": torch.ones(2)}, checkpoint_id="step-9", storage_reader=reader)
     mine = state(model, optimizer, 0.0)
+    writer, step_after = SidecarWriter(device="cpu"), found["point"] + 1
+    found["unloaded"] = refusal(dcp.save, mine, checkpoint_id=step_after, storage_writer=writer)
+    found["swallowed"] = refusal(dcp.load, {**mine, "more": torch.ones(2)}, storage_reader=reader)
+    found["after a swallowed load"] = refusal(dcp.save, mine, checkpoint_id=step_after, storage_writer=writer)
     dcp.load(mine, checkpoint_id=f"step-{found['point']}", storage_reader=reader)
     found["loaded"] = digests(mine)
     set_state_dict(model, optimizer, model_state_dict=mine["model"], optim_state_dict=mine["optimizer"])
@@ -165,6 +185,7 @@ def load() -> None:
     stored = {"small/scalar": torch.zeros(())}
     dcp.load(stored, storage_reader=SidecarReader(device="cpu"))
     found["by stored name"] = stored["small/scalar"].item()
+    found["from scratch"] = refusal(dcp.save, mine, checkpoint_id=found["point"] - 1, storage_writer=writer)
 
 
 def bad() -> None:
@@ -173,6 +194,8 @@ def bad() -> None:
     found["refused"] = refusal(
         dcp.load, {"model": get_state_dict(model, optimizer)[0]}, storage_reader=reader
     )
+    more, writer = {"w": torch.ones(2)}, SidecarWriter(device="cpu")
+    found["swallowed"] = refusal(dcp.save, more, checkpoint_id=10, storage_writer=writer)
 
 
 {"save": save, "kill": kill, "load": load, "bad": bad}[os.environ["DCP_MODE"]]()
