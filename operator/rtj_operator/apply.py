@@ -6,15 +6,15 @@ A write that was refused because somebody else wrote first ends the pass: the ne
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.api.names import FINALIZER, LABEL_UID
+from rtj_operator.api.policies import DeletionPolicy
 from rtj_operator.conditions import Reason
 from rtj_operator.credentials import BadSecret, Credentials, read_credentials
 from rtj_operator.decide.actions import (
@@ -53,6 +53,7 @@ from rtj_operator.kube import (
     Object,
     Unavailable,
 )
+from rtj_operator.lines import Limits, Lines, line_of
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import Placement, PodSettings, build_job
 from rtj_operator.queue import Turns
@@ -62,16 +63,16 @@ from rtj_operator.standing import standing
 from trainer_sidecar.contract.journal import Owner
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 MOST_AT_ONCE = 32
-MOST_STORE_CALLS = 6
-"""Threads at stores."""
-MOST_REMOVALS = 2
-"""Threads that delete runs: a long removal may stand in another one's way, and never in a fence's."""
-MOST_AT_STORES = 64
-"""Jobs at their stores, those in line for a thread included. More are tried again later: nobody stands in a line that
-does not move."""
+FENCES = Limits(threads=12, threads_per_store=3, jobs=64, jobs_per_store=16)
+"""Attempts that are fenced, and looks at whose a run is."""
+REMOVALS = Limits(threads=4, threads_per_store=2, jobs=8, jobs_per_store=4)
+"""A long removal may stand in another one's way, and never in a fence's."""
+MOST_AWAY = FENCES.jobs + REMOVALS.jobs
+"""Reconciles that may be at their stores at once. More are tried again later: no worker stands in a line that does not
+move."""
+_FINALIZER_TRIES = 5
 
 
 class ForeignObject(Exception):
@@ -123,11 +124,7 @@ class Applier:
         self._stores = stores or Stores()
         self._turns = turns
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
-        self._at_stores = 0
-        self._store_calls = asyncio.Semaphore(MOST_STORE_CALLS)
-        # Threads of their own: the loop's default ones also resolve names, the API server's among them.
-        self._store_threads = ThreadPoolExecutor(MOST_STORE_CALLS, thread_name_prefix="store")
-        self._removal_threads = ThreadPoolExecutor(MOST_REMOVALS, thread_name_prefix="removal")
+        self._fences, self._removals = Lines(FENCES, "store"), Lines(REMOVALS, "removal")
 
     async def apply(self, actions: Sequence[Action], subject: Subject) -> tuple[Event, ...]:
         """All actions in order; events of what only doing them could tell. What was done until an error stands.
@@ -254,7 +251,8 @@ class Applier:
         )
         started = time.monotonic()
         with _explained(credentials), self._turns.away() if self._turns else nullcontext():
-            fenced, plan = await self._at_store(lambda: fence(self._stores, order))
+            async with self._fences.place(line_of(order.spec)):
+                fenced, plan = await self._fences.run(lambda: fence(self._stores, order))
         self._metrics.fence_seconds.observe(time.monotonic() - started)
         self._faults.reached(AFTER_ATTEMPT_ENTRY)
         if not fenced.reused:
@@ -272,7 +270,10 @@ class Applier:
         )
 
     async def _remove_run(self, action: RemoveRun, subject: Subject) -> tuple[Event, ...]:
-        """A part of the run's removal; with the last one the finalizer goes, unless the user has let go meanwhile."""
+        """A part of the run's removal; with the last one the finalizer goes. Nothing once the user has let go.
+
+        Raises Unavailable at once when too many removals are at their stores.
+        """
         meta, credentials = subject.job.metadata, await self._credentials(subject.spec)
         order = RemovalOrder(
             spec=subject.spec,
@@ -282,31 +283,43 @@ class Applier:
             credentials=credentials.values,
         )
         with _explained(credentials), self._turns.away() if self._turns else nullcontext():
-            loop = asyncio.get_running_loop()
-            done = await loop.run_in_executor(self._removal_threads, lambda: remove(self._stores, order))
+            async with self._removals.place(line_of(subject.spec)):
+                if not await self._still_says_delete(subject):
+                    return ()
+                done = await self._removals.run(lambda: remove(self._stores, order))
         self._faults.reached(AFTER_REMOVAL)
         if done.left:
+            if action.shown is not None:
+                await self.write_status(action.shown, subject)
             return ()
-        fresh = await self._kube.get(RTJ, meta.namespace, meta.name)
-        if fresh["metadata"]["uid"] == meta.uid:
-            await self._set_finalizer(fresh, held=False)
-        return removal_said(done, subject.spec)
+        await self._let_go(subject)
+        return removal_said(done, subject.spec, action.left_behind)
+
+    async def _still_says_delete(self, subject: Subject) -> bool:
+        """Asked right before checkpoints go: the line before the thread, and the part before, may have been long."""
+        fresh = await self._kube.get(RTJ, subject.namespace, subject.job.metadata.name)
+        same: bool = fresh["metadata"]["uid"] == subject.job.metadata.uid
+        return same and bool(fresh["spec"].get("deletionPolicy") == DeletionPolicy.DELETE.value)
+
+    async def _let_go(self, subject: Subject) -> None:
+        """Take the finalizer off, whoever else writes meanwhile: what was done is told once, by who has done it."""
+        for tries in range(1, _FINALIZER_TRIES + 1):
+            fresh = await self._kube.get(RTJ, subject.namespace, subject.job.metadata.name)
+            if fresh["metadata"]["uid"] != subject.job.metadata.uid:
+                return
+            try:
+                await self._set_finalizer(fresh, held=False)
+            except Conflict:
+                if tries == _FINALIZER_TRIES:
+                    raise
+            else:
+                return
 
     async def conflict_of(self, spec: EffectiveSpec) -> str:
         """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""
         credentials = await self._credentials(spec)
-        return await self._at_store(lambda: conflict_of(self._stores, spec, credentials.values))
-
-    async def _at_store(self, act: Callable[[], T]) -> T:
-        """`act` in a thread, after those that came before. Raises Unavailable at once when too many wait."""
-        if self._at_stores >= MOST_AT_STORES:
-            raise Unavailable(f"{MOST_AT_STORES} jobs are at their stores now, and some of these are slow")
-        self._at_stores += 1
-        try:
-            async with self._store_calls:
-                return await asyncio.get_running_loop().run_in_executor(self._store_threads, act)
-        finally:
-            self._at_stores -= 1
+        async with self._fences.place(line_of(spec)):
+            return await self._fences.run(lambda: conflict_of(self._stores, spec, credentials.values))
 
     async def _credentials(self, spec: EffectiveSpec) -> Credentials:
         """The store's credentials. Raises FenceTrouble for what cannot be some, Unavailable."""

@@ -9,12 +9,14 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.conditions import Reason
 from rtj_operator.decide.observed import PodView
+from rtj_operator.kube import Unavailable
 from rtj_operator.mesh import Refusal, plan_size
 from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
@@ -54,6 +56,8 @@ from trainer_sidecar.store.verify import FormatTooNewError
 
 log = logging.getLogger(__name__)
 APPEND_TIMEOUT = 30.0
+LOCK_SECONDS = 5.0
+"""A thread waits no longer for another one that uses the same run's journal: it is one of few."""
 MASTER_PORTS = range(20000, 30000)
 MOST_STORES = 64
 MOST_JOURNALS = 128
@@ -104,6 +108,19 @@ class KeptJournal:
 
     journal: Journal
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def use(self) -> Iterator[Journal]:
+        """The journal, for one at a time. Raises Unavailable when another one does not come to an end."""
+        if not self.lock.acquire(timeout=LOCK_SECONDS):
+            raise Unavailable(
+                f"run {self.journal.keys.prefix} in {self.journal.store.url} is in use by another job's step, which "
+                f"takes more than {LOCK_SECONDS:g} s"
+            )
+        try:
+            yield self.journal
+        finally:
+            self.lock.release()
 
 
 class Stores:
@@ -163,19 +180,19 @@ class Stores:
 
 
 def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
-    """Append (or find) the attempt and make its plan. Blocks. Raises FenceTrouble."""
+    """Append (or find) the attempt and make its plan. Blocks. Raises FenceTrouble, Unavailable."""
     try:
         kept = stores.journal(order.spec, order.credentials)
     except (StoreError, ValueError) as exc:
         raise trouble(exc) from exc
-    with kept.lock:
+    with kept.use() as journal:
         try:
-            fenced = _fence(stores, kept.journal, order)
-            witness = _witness_of(kept.journal, fenced.restore)
+            fenced = _fence(stores, journal, order)
+            witness = _witness_of(journal, fenced.restore)
         except (StoreError, FenceError, JournalError, FormatTooNewError, PlanRefused, ValueError) as exc:
             stores.forget(kept)
             raise trouble(exc) from exc
-        history = kept.journal.history
+        history = journal.history
     plan = make_plan(order, fenced, [m.checkpoint_id for m in history.lineage][:10])
     seen = {"journal_damage": history.damage[:1000], "witness_sha256": witness}
     return fenced, plan.model_copy(update=seen)
@@ -297,10 +314,11 @@ def _of_attempt(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> dict[s
 
 
 def conflict_of(stores: Stores, spec: EffectiveSpec, credentials: Mapping[str, str]) -> str:
-    """Whose the run is, in a sentence, when another object's; else empty. Blocks. Raises StoreError, ValueError."""
+    """Whose the run is, in a sentence, when another object's; else empty. Blocks. Raises StoreError, ValueError,
+    Unavailable."""
     kept = stores.journal(spec, credentials)
-    with kept.lock:
-        history = kept.journal.read()
+    with kept.use() as journal:
+        history = journal.read()
     owner = history.owner
     if owner is None or owner.uid == spec.uid:
         return ""

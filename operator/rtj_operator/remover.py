@@ -34,14 +34,15 @@ class RemovalOrder:
 
 
 def remove(stores: Stores, order: RemovalOrder) -> Removal:
-    """Delete a part of the run. Blocks. Raises FenceTrouble with what is in the way and how to let the object go."""
+    """Delete a part of the run. Blocks. Raises FenceTrouble with what is in the way and how to let the object go,
+    Unavailable."""
     source = order.spec.resume_from
     kept = None
     try:
         kept = stores.journal(order.spec, order.credentials)
-        with kept.lock:
+        with kept.use() as journal:
             return remove_run(
-                kept.journal,
+                journal,
                 owner=order.owner,
                 writer=order.writer,
                 known_attempts=order.known_attempts,
@@ -56,14 +57,21 @@ def remove(stores: Stores, order: RemovalOrder) -> Removal:
         raise FenceTrouble(found.reason, text, about=ABOUT) from exc
 
 
-def said(removal: Removal, spec: EffectiveSpec) -> tuple[Event, ...]:
-    """Events of a removal that has come to its end."""
-    where = f"run {RunKeys(spec.namespace, spec.run_id).prefix} in {spec.store.url}"
+def said(removal: Removal, spec: EffectiveSpec, left_behind: tuple[str, ...] = ()) -> tuple[Event, ...]:
+    """Events of a removal that has come to its end. `left_behind`: pods that nobody could end."""
+    keys = RunKeys(spec.namespace, spec.run_id)
+    where = f"run {keys.prefix} in {spec.store.url}"
     events = []
-    if removal.checkpoints or removal.objects or not removal.kept:
-        text = f"{where}: the last {many(removal.checkpoints, 'checkpoint')} deleted; its journal stays"
+    if removal.total or removal.objects or not removal.kept:
+        text = f"{where}: {many(removal.total, 'checkpoint')} deleted; its journal stays"
         events.append(Event(EventReason.CHECKPOINTS_DELETED, text, "removal/done"))
-    if removal.kept:
-        text = f"{where}: these stay: {'; '.join(removal.kept)}"[:1000]
+    told = [f"these stay: {'; '.join(removal.kept)}"] if removal.kept else []
+    if left_behind:
+        told.append(
+            f"{', '.join(left_behind[:3])} could not be ended and may upload still: nobody sweeps this run again, so "
+            f"delete what lies below {keys.checkpoints_prefix} once they have ended"
+        )
+    if told:
+        text = f"{where}: {'; '.join(reversed(told))}"[:1000]
         events.append(Event(EventReason.CHECKPOINTS_KEPT, text, "removal/kept", warning=True))
     return tuple(events)

@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rtj_operator.api.names import LABEL_JOB
-from rtj_operator.apply import MOST_AT_STORES
+from rtj_operator.apply import MOST_AWAY
 from rtj_operator.kube import Kube, KubeError, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Graves
@@ -58,7 +58,7 @@ class Runtime:
         self._resynced = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in range(
-                self.turns.count + MOST_AT_STORES
+                self.turns.count + MOST_AWAY
             ):  # as many as may be at work, or away at a store
                 tasks.create_task(self._work(), name=f"worker-{number}")
             tasks.create_task(self._resync(), name="resync")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from operator_values import NOW, Situation, at, job, pod, pods, running
 from test_causes import failing
 from test_restore_point_bad import order, world
 
+from rtj_operator import remover
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.api.names import FINALIZER
 from rtj_operator.api.policies import DeletionPolicy
@@ -27,13 +29,14 @@ from rtj_operator.decide.actions import (
 )
 from rtj_operator.faults import AFTER_REMOVAL
 from rtj_operator.fencing import Stores, conflict_of
-from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ, Invalid
+from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ, Conflict, Invalid
 from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.journal import Attempt, Owner, Retired
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import AccessDeniedError
 from trainer_sidecar.store.fence import Fenced, Fork, fence_and_pick
 from trainer_sidecar.store.journal import Journal
+from trainer_sidecar.store.removal import Removal
 
 RUN = RunKeys("ns", "sft")
 
@@ -189,8 +192,113 @@ def test_a_deleted_job_takes_its_checkpoints_with_it(cluster: Cluster) -> None:
     assert not [k for k in cluster.kube.objects if k[0] in (JOBS.plural, PODS.plural)]
     assert [type(e) for e in cluster.history().entries[-2:]] == [Attempt, Retired]
     told = events(cluster)
-    assert "the last 2 checkpoints deleted; its journal stays" in told["CheckpointsDeleted"]
+    assert "2 checkpoints deleted; its journal stays" in told["CheckpointsDeleted"]
+    assert "CheckpointsKept" not in told
     assert "ns/sft/ in s3://bucket/team" in told["CheckpointsDeleted"]
+
+
+def in_parts_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remover, "remove_run", partial(remover.remove_run, most=1))
+
+
+def test_a_removal_in_parts_tells_how_many_went_in_all(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts_of_one(monkeypatch)
+    deleted(cluster)
+    finish(cluster, cluster.operator())
+    assert ": 2 checkpoints deleted" in events(cluster)["CheckpointsDeleted"]
+
+
+def test_retain_between_two_parts_keeps_what_is_not_retired_yet(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts_of_one(monkeypatch)
+    deleted(cluster)
+    operator = cluster.operator()
+    while not cluster.history().retired:
+        cluster.step(operator)
+    cluster.kube.objects[(RTJ.plural, *KEY)]["spec"]["deletionPolicy"] = "Retain"
+    finish(cluster, operator)
+    history = cluster.history()
+    (kept,) = (i for i in history.manifests if history.restorable(i))
+    assert kept == list(history.manifests)[-1], "the newest"
+    assert any(kept in key for key in objects(cluster))
+
+
+def test_retain_that_comes_after_the_decision_stops_the_removal(cluster: Cluster) -> None:
+    """The job may have stood in line for a thread."""
+    deleted(cluster)
+    operator = cluster.operator()
+    cluster.step(operator)
+    before, get, reads = objects(cluster), cluster.kube.get, 0
+
+    async def changing(kind: Any, namespace: Any, name: str) -> Any:
+        nonlocal reads
+        reads += kind is RTJ
+        if reads == 2:
+            cluster.kube.objects[(RTJ.plural, *KEY)]["spec"]["deletionPolicy"] = "Retain"
+        return await get(kind, namespace, name)
+
+    cluster.kube.get = changing  # type: ignore[method-assign]
+    cluster.step(operator)
+    assert reads == 2
+    assert objects(cluster) == before
+    assert len(cluster.history().attempts) == 1, "not even fenced"
+    finish(cluster, operator)
+    assert finalizers(cluster) == ["other/one"]
+
+
+def test_somebody_who_writes_while_the_finalizer_goes_off_loses_no_event(cluster: Cluster) -> None:
+    deleted(cluster)
+    patch, refused = cluster.kube.patch, 0
+
+    async def racing(kind: Any, namespace: str, name: str, body: Any, **how: Any) -> Any:
+        nonlocal refused
+        if kind is RTJ and refused < 2:
+            refused += 1
+            raise Conflict("somebody wrote", status=409)
+        return await patch(kind, namespace, name, body, **how)
+
+    cluster.kube.patch = racing  # type: ignore[method-assign]
+    finish(cluster, cluster.operator())
+    assert refused == 2
+    assert ": 2 checkpoints deleted" in events(cluster)["CheckpointsDeleted"]
+
+
+def test_trouble_goes_from_the_status_once_a_part_has_gone_well(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted(cluster)
+    operator = cluster.operator()
+    good = remover.remove_run
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise AccessDeniedError("s3://bucket/team: denied: allow s3:DeleteObject")
+
+    monkeypatch.setattr(remover, "remove_run", denied)
+    cluster.step(operator)
+    with pytest.raises(TryLater, match="denied"):
+        cluster.step(operator)
+    assert cluster.status()["reason"] == "StoreAccessDenied"
+    monkeypatch.setattr(remover, "remove_run", partial(good, most=1))
+    cluster.step(operator)
+    status = JobStatus.model_validate(cluster.status())
+    assert FINALIZER in finalizers(cluster), "one of two is left"
+    assert (status.phase, status.reason) == (Phase.DELETING, "DeletingCheckpoints")
+    assert next(c for c in status.conditions if c.type == "Degraded").status == "False"
+    finish(cluster, operator)
+    assert objects(cluster) == set()
+
+
+def test_pods_that_nobody_could_end_are_named_since_they_may_upload_still() -> None:
+    stuck = deleting().seeing(jobs=(), pods=(pod(0, deleting=True, node_lost=True),))
+    (action,) = (a for a in stuck.decide().actions if isinstance(a, RemoveRun))
+    assert action.left_behind == ("sft-p1-0",)
+    _, kept = remover.said(Removal(2, 9, total=2), order("nonce-1").spec, action.left_behind)
+    assert kept.reason == "CheckpointsKept"
+    assert "sft-p1-0 could not be ended and may upload still" in kept.message
+    assert "delete what lies below ns/sft/checkpoints/ once they have ended" in kept.message
 
 
 def test_an_operator_that_dies_while_it_deletes_is_followed_by_one_that_goes_on(cluster: Cluster) -> None:

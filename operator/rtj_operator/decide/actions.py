@@ -47,6 +47,10 @@ class RemoveRun:
     """Delete a part of the run's objects, fenced and journalled; the finalizer goes with the last one."""
 
     known_attempts: int
+    left_behind: tuple[str, ...] = ()
+    """Pods that exist and that nobody could end."""
+    shown: JobStatus | None = None
+    """To be written once a part has gone well: the status still tells of trouble."""
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,19 @@ from rtj_operator.api import JobStatus, Phase
 from rtj_operator.api.names import FINALIZER
 from rtj_operator.api.policies import DeletionPolicy
 from rtj_operator.classify import OVERDUE_SECONDS
-from rtj_operator.conditions import ConditionType, EventReason, Reason, find
+from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Decision, Event, RemoveRun, SetFinalizer, WriteStatus
 from rtj_operator.decide.lifetime import expired
 from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.place import clear_away
+from rtj_operator.decide.trouble import refused_so_far, still_said
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import WATCH_SECONDS, View, told
 from rtj_operator.text import many
 
-LET_GO = "set spec.deletionPolicy to Retain to let the object go and keep what is left"
+LET_GO = (
+    "set spec.deletionPolicy to Retain to let the object go and keep the checkpoints that are not retired yet"
+)
 BLOCKED_SECONDS = 60.0
 _NOT_OURS_TO_TOUCH = frozenset({Reason.STORE_NOT_ALLOWED, Reason.SECRET_NOT_ALLOWED})
 
@@ -40,18 +43,14 @@ def removal(view: View) -> Decision | None:
 
 def with_finalizer(view: View, decision: Decision) -> Decision:
     """A job that has begun gets its finalizer once nothing else is to be done: it needs the version that was read."""
-    if decision.actions or FINALIZER in view.meta.finalizers or not _should_hold(view):
+    if decision.actions or not finalizer_waits(view):
         return decision
     return replace(decision, actions=(SetFinalizer(True),))
 
 
-def finalizer_refused(view: View) -> tuple[str, str] | None:
-    """Why the finalizer could not be set last time, kept until it is: else each look would write it anew."""
-    degraded = find(view.status.conditions, ConditionType.DEGRADED)
-    if degraded is None or (degraded.status, degraded.reason) != ("True", Reason.RIGHT_MISSING):
-        return None
-    waits = FINALIZER not in view.meta.finalizers and _should_hold(view)
-    return (degraded.reason, degraded.message) if waits else None
+def finalizer_waits(view: View) -> bool:
+    """The finalizer is still to be set."""
+    return FINALIZER not in view.meta.finalizers and _should_hold(view)
 
 
 def _should_hold(view: View) -> bool:
@@ -81,7 +80,8 @@ def _remove(view: View) -> Decision:
         return _decision(view, text, going, WATCH_SECONDS)
     text = f"the checkpoints of this job's run are being deleted; {LET_GO}"
     event = Event(EventReason.DELETING_CHECKPOINTS, text, "removal/begun")
-    return _decision(view, text, (RemoveRun(_known_attempts(view.status)),), 0.1, (event,))
+    behind = tuple(p.name for p in view.observed.pods if not (p.gone or _may_write(p)))
+    return _decision(view, text, (RemoveRun(_known_attempts(view.status), behind),), 0.1, (event,))
 
 
 def _decision(
@@ -93,14 +93,17 @@ def _decision(
     *,
     blocked: bool = False,
 ) -> Decision:
-    """Trouble that stands in the status stays there until it has gone: the next part may meet it again."""
+    """Trouble that stands in the status stays there until a part has gone well: the next one may meet it again."""
     before = view.status
     troubled = before.phase is Phase.DELETING and before.reason != Reason.DELETING_CHECKPOINTS
-    if troubled and any(isinstance(e, RemoveRun) for e in effects):
-        return Decision(effects, before, after, events)
     status = told(before, Phase.DELETING, Reason.DELETING_CHECKPOINTS, text)
     degraded = (Reason.DELETING_CHECKPOINTS.value, text) if blocked else None
+    if effects and not any(isinstance(e, RemoveRun) for e in effects):
+        status, degraded = still_said(before, status), refused_so_far(before)
     status = with_conditions(view, status, degraded)
+    if troubled and any(isinstance(e, RemoveRun) for e in effects):
+        told_so = tuple(replace(e, shown=status) if isinstance(e, RemoveRun) else e for e in effects)
+        return Decision(told_so, before, after, events)
     changed = status.model_dump_json() != before.model_dump_json()
     write: tuple[Action, ...] = (WriteStatus(status),) if changed else ()
     return Decision((*write, *effects), status, after, events)
