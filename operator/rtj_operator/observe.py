@@ -210,7 +210,9 @@ class Observer:
         if status is not None:
             self._silence.answered(view.uid)
             still = self._standstill.told(view.uid, status, now)
-            return replace(view, polled=True, status=status, still_seconds=still)
+            return replace(
+                view, polled=True, status=status, still_seconds=still.seconds, step_arrived=still.arrived
+            )
         return replace(view, polled=True, silent_seconds=self._silence.missed(view.uid, asked, now))
 
     async def _poll(self, views: Sequence[PodView], port: int) -> dict[str, SidecarStatus | None]:

@@ -1,6 +1,7 @@
 """Since when a pod's sidecar has told the same step, by this process' own clock: what a hang is judged by.
 
-The status says it too, for whoever starts later, but is written once a minute only (operator.md O4).
+The status says it too, for whoever starts later, but by the wall clock, and is written once a minute only (operator.md
+O4). So it is also told whether this process saw the step arrive: then nobody needs the status.
 """
 
 from dataclasses import dataclass, field
@@ -11,10 +12,21 @@ MOST_REMEMBERED = 8192
 
 
 @dataclass(frozen=True)
+class Still:
+    """How long it has been the same step, or the same epoch without a first one."""
+
+    seconds: float
+    """For which this process has been told so."""
+    arrived: bool
+    """This process saw it become so: it has not been so for longer."""
+
+
+@dataclass(frozen=True)
 class _Step:
     epoch: int
-    step: int
+    step: int | None
     since: float
+    arrived: bool
 
 
 @dataclass
@@ -23,19 +35,17 @@ class Standstill:
 
     _steps: dict[str, _Step] = field(default_factory=dict)
 
-    def told(self, uid: str, status: SidecarStatus, now: float) -> float:
-        """Seconds for which this sidecar has told the same step of the same epoch; 0 when it tells none.
+    def told(self, uid: str, status: SidecarStatus, now: float) -> Still:
+        """What this answer of the pod's sidecar adds. `now` is monotonic.
 
-        `now` is monotonic.
+        A sidecar that was started again tells no step for a moment, and then the old one: that is no new one.
         """
-        if status.progress is None:
-            self._steps.pop(uid, None)
-            return 0.0
         before = self._steps.pop(uid, None)
-        step = _Step(status.epoch, status.progress.step, now)
-        if before is not None and (before.epoch, before.step) == (step.epoch, step.step):
+        told = status.progress.step if status.progress is not None else None
+        step = _Step(status.epoch, told, now, before is not None)
+        if before is not None and before.epoch == status.epoch and told in (None, before.step):
             step = before
         self._steps[uid] = step
         if len(self._steps) > MOST_REMEMBERED:
             del self._steps[next(iter(self._steps))]
-        return now - step.since
+        return Still(now - step.since, step.arrived)

@@ -166,6 +166,12 @@ class Situation:
     def later(self, seconds: float) -> Situation:
         return replace(self, now=self.now + seconds)
 
+    def still(self, seconds: float) -> Situation:
+        """Later, and this process has been told the same step all the while."""
+        later = self.later(seconds)
+        found = tuple(replace(p, still_seconds=p.still_seconds + seconds) for p in self.observed.pods)
+        return replace(later, observed=replace(self.observed, pods=found))
+
     def seeing(
         self, *, jobs: int | tuple[JobView, ...], pods: tuple[PodView, ...], capacity: Capacity | None = None
     ) -> Situation:
@@ -198,7 +204,10 @@ class Situation:
         return replace(self, observed=replace(self.observed, pods=found))
 
     def stepping(self, step: int) -> Situation:
-        return self._reporting(progress=ProgressStatus(step=step, epoch=0, samples=step * 8, time=self.now))
+        """This process sees that step arrive now."""
+        found = tuple(replace(p, still_seconds=0.0, step_arrived=True) for p in self.observed.pods)
+        told = ProgressStatus(step=step, epoch=0, samples=step * 8, time=self.now)
+        return replace(self, observed=replace(self.observed, pods=found))._reporting(progress=told)
 
     def committing(self, *, step: int, sequence: int) -> Situation:
         return self._reporting(last_committed=self._commit(step, sequence))

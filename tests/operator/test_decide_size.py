@@ -243,7 +243,7 @@ def test_a_changed_template_saves_and_places_anew() -> None:
 
 def hung_for(seconds: float) -> Situation:
     situation = running().stepping(10)
-    return situation.after(situation.decide()).later(seconds)
+    return situation.after(situation.decide()).still(seconds)
 
 
 def asked_for_stacks(decision: Decision) -> list[int]:
@@ -272,19 +272,13 @@ def test_a_hang_counts_from_the_last_step_that_a_sidecar_told_not_from_the_last_
     assert trains.status.progress is not None
     assert trains.status.progress.step == 10, "written once a minute"
 
-    def stands_still(seconds: float) -> Situation:
-        pods = tuple(replace(p, still_seconds=seconds) for p in trains.observed.pods)
-        return replace(trains.later(seconds), observed=replace(trains.observed, pods=pods))
-
-    assert asked_for_stacks(stands_still(59).decide()) == []
-    asks = stands_still(61).decide()
+    assert asked_for_stacks(trains.still(59).decide()) == []
+    asks = trains.still(61).decide()
     assert asked_for_stacks(asks) == [1]
     assert "no step after 25 for 61 s (hangTimeoutSeconds 60)" in asks.events[0].message
     assert asks.status.progress is not None
     assert asks.status.progress.step == 25
     assert asks.status.progress.time == at(30), "another operator goes on from the same moment"
-    successor = replace(stands_still(0), now=NOW + 92).after(asks)
-    assert successor.decide().status.attempt.stacks_at is not None  # type: ignore[union-attr]
 
 
 def test_a_step_after_all_ends_no_attempt_and_the_next_silence_is_asked_about_anew() -> None:
@@ -293,7 +287,7 @@ def test_a_step_after_all_ends_no_attempt_and_the_next_silence_is_asked_about_an
     decision = moving.decide()
     assert not [a for a in decision.actions if isinstance(a, FenceAndPublish)]
     assert decision.status.phase is Phase.RUNNING
-    again = moving.after(decision).later(1900)
+    again = moving.after(decision).still(1900)
     assert asked_for_stacks(again.decide()) == [2]
 
 
@@ -302,8 +296,8 @@ def test_a_start_that_takes_too_long_has_a_limit_of_its_own_and_shows_its_stacks
     starting = (
         running()._reporting(phases=start, progress=None).specified(restart={"startupTimeoutSeconds": 60})
     )
-    assert asked_for_stacks(starting.later(50).decide()) == []
-    late = starting.later(61)
+    assert asked_for_stacks(starting.still(50).decide()) == []
+    late = starting.still(61)
     asks = late.decide()
     assert asked_for_stacks(asks) == [1]
     ends = late.after(asks).later(6).decide()

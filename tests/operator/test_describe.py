@@ -144,7 +144,7 @@ def quota() -> str:
 
 
 def hung() -> str:
-    stuck = running().specified(restart={"hangTimeoutSeconds": 600}).later(700)
+    stuck = running().specified(restart={"hangTimeoutSeconds": 600}).still(700)
     first = stuck.decide()
     last = stuck.after(first).later(6).with_nonce("nonce-2").decide()
     return told(first) + "\n" + told(last)

@@ -33,14 +33,15 @@ from rtj_operator.decide.ends import (
     rule_for,
 )
 from rtj_operator.decide.exclusion import excluded_event
+from rtj_operator.decide.hang import hung, stacks_first
 from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.progress import has_trained
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
-from rtj_operator.text import count, many
+from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
-from trainer_sidecar.contract.plan import Order, Plan
+from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault
 
 COMMIT_WAIT_SECONDS = 30

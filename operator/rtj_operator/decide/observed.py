@@ -73,7 +73,9 @@ class PodView:
     """Seconds since the first of the asks in a row that its sidecar left unanswered; 0 when it answered now or was not
     asked."""
     still_seconds: float = 0.0
-    """Seconds for which its sidecar has told this process the same step."""
+    """Seconds for which its sidecar has told this process the same step, or that the epoch has made none yet."""
+    step_arrived: bool = False
+    """This process saw that step arrive, or that epoch begin: it has not been so for longer."""
 
     @property
     def up(self) -> bool:

@@ -4,8 +4,8 @@ from rtj_operator.api import JobStatus, Phase
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
-from rtj_operator.decide.attempt import stacks_first
 from rtj_operator.decide.ends import complete, fail, record_end
+from rtj_operator.decide.hang import stacks_first
 from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
