@@ -97,8 +97,11 @@ def test_quarantine_and_reinstate_stand_in_the_journal_with_reason_and_person(ru
     assert "covered by the quarantine of its ancestor" in run.said
     run.json("checkpoints", "reinstate", run.ids[1], "--reason", "looked at it", "--by", "bob")
     entries = run.history().entries
-    assert isinstance(entries[-2], Quarantined)
-    assert (entries[-2].reason, entries[-2].detail) == ("loss spike", {"by": "ada"})
+    said, again = entries[-3:-1]
+    assert isinstance(said, Quarantined)
+    assert (said.reason, said.detail) == ("loss spike", {"by": "ada"})
+    assert isinstance(again, Quarantined), "written twice, so that no damaged object undoes it"
+    assert (again.checkpoint_ids, again.detail["repeats"]) == (said.checkpoint_ids, said.seq)
     assert isinstance(entries[-1], Reinstated)
     assert (entries[-1].by, entries[-1].reason) == ("bob", "looked at it")
     point = run.history().newest_restorable

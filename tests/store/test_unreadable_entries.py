@@ -22,11 +22,12 @@ def run_of(store: Store, *steps: int) -> tuple[Fenced, list[Manifest]]:
     return fenced, [save(store, fenced, step, by) for step in steps]
 
 
-def accused(store: Store, checkpoint: str) -> Quarantined:
+def accused(store: Store, checkpoint: str, *, covers_descendants: bool = False) -> Quarantined:
     by = journal(store)
     by.read()
     owner = by.history.owner or Owner(namespace="ns", uid="u")
-    return quarantine(by, checkpoint, "state", "diverged", owner=owner, writer="ada")
+    about = {"owner": owner, "writer": "ada", "covers_descendants": covers_descendants}
+    return quarantine(by, checkpoint, "state", "diverged", **about)
 
 
 def restore_step(fenced: Fenced) -> int | None:
@@ -74,6 +75,24 @@ def test_commits_after_a_damaged_entry_are_in_no_doubt_and_those_before_it_are_n
         "entry 3 may have been a pin of step 1"
     )
     assert restore_step(fence(store, "nonce-2")) == 4
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_a_damaged_quarantine_still_covers_what_a_running_attempt_commits_afterwards(torn: int) -> None:
+    store = MemoryStore()
+    fenced, (first, second) = run_of(store, 1, 2)
+    entry = accused(store, second.checkpoint_id, covers_descendants=True)
+    by = journal(store)
+    third = save(store, fenced, 3, by)
+    assert third.seq == entry.seq + 2
+    store.put(KEYS.journal(entry.seq + torn), TORN)
+    history = journal(store).read()
+    assert history.void == (entry.seq + torn,)
+    assert history.quarantined.keys() == {second.checkpoint_id, third.checkpoint_id}
+    assert history.newest_restorable is None
+    assert list(history.doubted) == [first.checkpoint_id, second.checkpoint_id]
+    reinstate(store, second.checkpoint_id)
+    assert restore_step(fence(store, "nonce-2")) == 3, "taking it back takes both entries back"
 
 
 class _Proxied(MemoryStore):

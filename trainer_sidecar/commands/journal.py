@@ -70,6 +70,7 @@ def _what(entry: Entry) -> str:
     if isinstance(entry, Verified):
         return f"{entry.checkpoint_id} verified [{entry.level}]"
     if isinstance(entry, Quarantined):
-        return f"{', '.join(entry.checkpoint_ids)} quarantined [{entry.fault}]: {entry.reason}"
+        again = f" (repeats entry {entry.detail['repeats']})" if "repeats" in entry.detail else ""
+        return f"{', '.join(entry.checkpoint_ids)} quarantined [{entry.fault}]: {entry.reason}{again}"
     named = getattr(entry, "checkpoint_id", None) or ", ".join(getattr(entry, "checkpoint_ids", []))
     return f"{named} {getattr(entry, 'reason', '') or getattr(entry, 'holder', '')}".strip()

@@ -5,13 +5,15 @@ the operator does: read to the tail, decide again on refusal (R4, R5).
 """
 
 import time
+from contextlib import suppress
 from typing import Any, Literal
 from uuid import uuid4
 
 from trainer_sidecar.contract.journal import Entry, Owner, Quarantined, Reinstated, Verified
 from trainer_sidecar.contract.restore_fault import RestoreFault
+from trainer_sidecar.store.base import StoreError
 from trainer_sidecar.store.history import History
-from trainer_sidecar.store.journal import Journal
+from trainer_sidecar.store.journal import Journal, JournalError
 
 
 class VerdictRefusedError(ValueError):
@@ -60,7 +62,11 @@ def quarantine(
     detail: dict[str, Any] | None = None,
     timeout: float | None = None,
 ) -> Quarantined:
-    """A person's, or a deep verification's, verdict. Raises VerdictRefusedError when it is not restorable anyway."""
+    """A person's, or a deep verification's, verdict. Raises VerdictRefusedError when it is not restorable anyway.
+
+    One that covers descendants is written twice: the run may train on and commit some, and those are in no doubt when
+    the one entry that covers them is damaged.
+    """
 
     def decide(history: History) -> Entry | None:
         if not history.restorable(checkpoint_id) and checkpoint_id not in history.doubted:
@@ -79,7 +85,22 @@ def quarantine(
 
     entry = journal.append(decide, timeout=timeout)
     assert isinstance(entry, Quarantined)
+    if covers_descendants and fault == "state":
+        with suppress(StoreError, JournalError):  # the verdict stands already
+            _say_again(journal, entry, timeout)
     return entry
+
+
+def _say_again(journal: Journal, first: Quarantined, timeout: float | None) -> None:
+    """The verdict in a second slot, unless it was taken back meanwhile."""
+
+    def decide(history: History) -> Entry | None:
+        if any(history.quarantined.get(i) != first for i in first.checkpoint_ids):
+            return None
+        head = _head(history, first.owner, first.writer)
+        return first.model_copy(update={**head, "detail": {**first.detail, "repeats": first.seq}})
+
+    journal.append(decide, timeout=timeout)
 
 
 def reinstate(
