@@ -16,6 +16,8 @@ from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import (
     CheckpointPolicy,
+    FingerprintClass,
+    FingerprintPolicy,
     OnVerificationFailure,
     Plan,
     VerificationPolicy,
@@ -26,6 +28,7 @@ from trainer_sidecar.contract.restore_fault import parse_restore_fault
 from trainer_sidecar.store.quarantine import accuse
 from trainer_sidecar.store.reread import confirmed, state_tolerance
 from trainer_sidecar.train.errors import ResumeDiverged, ResumeRefused
+from trainer_sidecar.train.left import Tolerance
 from trainer_sidecar.train.order import batch_digest
 from trainer_sidecar.train.witness import ResumeVerifier
 
@@ -149,6 +152,40 @@ def test_weights_loaded_after_the_restore_are_refused_by_name_and_accuse_no_chec
     outcome = outcome_of(world, plan)
     assert outcome.kind is OutcomeKind.RESUME_REFUSED
     assert parse_restore_fault(f"pod x-0: {outcome.message}", points[4].checkpoint_id) is None
+    assert world.journal.refresh().restorable(points[4].checkpoint_id)
+
+
+@pytest.mark.parametrize(
+    ("policy", "accept", "passed"),
+    [(WARN, (), False), (FALL_BACK, ("state.*",), True)],
+    ids=["warn", "consent"],
+)
+def test_a_mode_that_does_not_come_back_bit_for_bit_passes_where_that_is_tolerated(
+    world: RankWorld,
+    points: dict[int, RestorePoint],
+    monkeypatch: pytest.MonkeyPatch,
+    policy: VerificationPolicy,
+    accept: tuple[str, ...],
+    passed: bool,
+) -> None:
+    """As `eval()` and `train()` of a schedule-free optimizer, before the first batch. Losses then accuse nobody."""
+    plan = world.attempt(topology(1, 4), points[4], EVERY_FOURTH, policy)
+    with rank_of(world, plan, monkeypatch, SAME_CODE):
+        parts = Parts()
+        with parts.session(total_steps=11, accept=accept) as session:
+            for weight in parts.model.parameters():
+                weight.data.mul_(1.7).div_(1.7)
+            parts.model[2].weight.data.add_(3.0)  # so far that the losses are others
+            parts.train(session)
+    assert session.resume is not None
+    (check,) = [c for c in session.resume.checks if c.name == "state at the first batch"]
+    assert check.passed is passed
+    assert "changed after the restore: " in check.detail
+    assert "of 16 tensors, model/" in check.detail
+    assert session.resume.verified is False
+    rules = FingerprintPolicy(classes={"state.*": FingerprintClass.REFUSED})
+    assert not Tolerance.of(plan.model_copy(update={"fingerprints": rules}), ("*",)).accepted
+    assert outcome_of(world, plan).kind is OutcomeKind.FINISHED
     assert world.journal.refresh().restorable(points[4].checkpoint_id)
 
 

@@ -97,9 +97,9 @@ def differences(
         old, new = saved.get(name, _ABSENT), now.get(name, _ABSENT)
         if old == new or _told_by_fields(name, saved, now):
             continue
-        ruled = _ruled(name, policy.classes.items())
-        kind = ruled or _ruled(name, DEFAULT_RULES) or _REFUSED
-        if ruled is None and (name not in saved or name not in now):
+        rule = ruled(name, policy.classes.items())
+        kind = rule or ruled(name, DEFAULT_RULES) or _REFUSED
+        if rule is None and (name not in saved or name not in now):
             kind = _one_sided(name, kind, saved)
         accepted = kind is _CONSENT and any(fnmatchcase(name, pattern) for pattern in given)
         found.append(Difference(name, old, new, kind, accepted))
@@ -116,7 +116,8 @@ def declared_differences(found: Mapping[str, str], declared: Mapping[str, str]) 
     ]
 
 
-def _ruled(name: str, rules: Iterable[tuple[str, FingerprintClass]]) -> FingerprintClass | None:
+def ruled(name: str, rules: Iterable[tuple[str, FingerprintClass]]) -> FingerprintClass | None:
+    """Class by the first pattern that matches, None when none does."""
     return next((kind for pattern, kind in rules if fnmatchcase(name, pattern)), None)
 
 

@@ -39,7 +39,7 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import ResumeRefused, SidecarRefused, holds_folders
 from trainer_sidecar.train.frozen import references, split
 from trainer_sidecar.train.kept_settings import kept_settings
-from trainer_sidecar.train.left import Left
+from trainer_sidecar.train.left import Left, Tolerance
 from trainer_sidecar.train.ownership import Planner, make_plan
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 from trainer_sidecar.train.whole import Whole, whole
@@ -124,7 +124,7 @@ class Restorer:
             raise ResumeRefused(
                 [f"check {c.name!r} failed: expected {c.expected}, found {c.found}" for c in failed]
             )
-        left = Left.now(self.state, self.env.device)
+        left = Left.now(self.state, self.env.device, Tolerance.of(self.env.plan, self.clockwork.accept))
         spread = opened.manifest.training_state.statistics.get("lossStd", 0.0)
         return Resumed(report, opened.witness, opened.manifest.epoch, left, self._inherited, spread)
 

@@ -13,6 +13,9 @@ from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.restore_fault import state_mismatch
 from trainer_sidecar.train.order import NO_SAMPLES
 
+STATE_CHECK = "state at the first batch"
+"""With a value found where changes of the state are accepted: on all ranks alike, whichever of them has changed."""
+
 
 @dataclass
 class _Open:
@@ -133,6 +136,7 @@ class ResumeVerifier:
         before, now = self._report.topology_from, self._report.topology_to
         changed = self._report.resharded or (before.mesh, before.batch) != (now.mesh, now.batch)
         changed |= any(c.name.startswith("fingerprint ") for c in self._report.checks)
+        changed |= any(c.name == STATE_CHECK and c.found is not None for c in self._checks)
         noise = abs(found.loss - expected.loss) <= self._floor
         return math.isfinite(expected.loss) and self._same_samples and not changed and not noise
 
