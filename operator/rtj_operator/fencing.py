@@ -50,7 +50,7 @@ from trainer_sidecar.store.journal import Journal, JournalError, JournalLostErro
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
-from trainer_sidecar.store.removal import was_removed
+from trainer_sidecar.store.removal import used_up
 from trainer_sidecar.store.reread import confirmed, state_tolerance
 from trainer_sidecar.store.verify import FormatTooNewError
 
@@ -322,10 +322,10 @@ def conflict_of(stores: Stores, spec: EffectiveSpec, credentials: Mapping[str, s
     owner = history.owner
     if owner is None or owner.uid == spec.uid:
         return ""
+    if removed := used_up(journal, history):
+        return removed
     place = f"run {kept.journal.keys.prefix} in {kept.journal.store.url}"
     other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
-    if was_removed(history):
-        return f"{place} belonged to {other}, with which its checkpoints were deleted: choose another checkpoint.runId"
     return f"{place} belongs to {other}: choose another checkpoint.runId, or set checkpoint.adopt: true to take it over"
 
 

@@ -28,7 +28,7 @@ from rtj_operator.decide.actions import (
     WriteStatus,
 )
 from rtj_operator.faults import AFTER_REMOVAL
-from rtj_operator.fencing import Stores, conflict_of
+from rtj_operator.fencing import FenceTrouble, Stores, conflict_of, fence
 from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ, Conflict, Invalid
 from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.journal import Attempt, Owner, Retired
@@ -400,4 +400,9 @@ def test_who_takes_the_run_id_of_a_removed_run_is_told_that_it_is_used_up(cluste
     finish(cluster, cluster.operator())
     heir = order("nonce-heir").spec
     sentence = conflict_of(cluster.stores, replace(heir, uid="uid-heir"), {})
-    assert "with which its checkpoints were deleted: choose another checkpoint.runId" in sentence
+    assert "with which its checkpoints were deleted; a run id is used once: delete this object" in sentence
+    assert "another checkpoint.runId (left out it is the object's name), such as sft-2" in sentence
+    wants = order("nonce-heir")
+    with pytest.raises(FenceTrouble) as refused:
+        fence(cluster.stores, replace(wants, spec=replace(heir, uid="uid-heir"), adopt=True))
+    assert (refused.value.reason, str(refused.value), refused.value.final) == ("RunExists", sentence, True)

@@ -34,6 +34,7 @@ from trainer_sidecar.store.forks import (
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalLostError
 from trainer_sidecar.store.quarantine import why_not
+from trainer_sidecar.store.removal import used_up
 from trainer_sidecar.store.retention import present_checkpoints
 from trainer_sidecar.store.verify import BadCheckpointError, read_manifest, verify_ingest
 
@@ -277,6 +278,9 @@ def _check_owner(history: History, request: FenceRequest, journal: Journal) -> N
             f"run {journal.keys.prefix} in {journal.store.url} was taken over by {other} at entry {history.epoch}: "
             "this object is finished with it; create a new one with checkpoint.adopt to take it back"
         )
+    removed = used_up(journal, history)
+    if removed:
+        raise RunExistsError(removed)
     if not request.adopt:
         raise RunExistsError(
             f"run {journal.keys.prefix} in {journal.store.url} belongs to {other}: choose another checkpoint.runId, or "

@@ -2,8 +2,9 @@
 
 The order is that of every deletion: an `Attempt` fences whoever may still write, `Retired` stands for each commit, then
 objects go. R14's own protections end here, since nobody will resume; what another run or a person holds stays. The
-journal stays too (R16). Each call does a bounded part, may break off anywhere, and the next one goes on; no clock
-decides anything (R13).
+journal stays too (R16), and nobody begins anew in a removed run: frozen weights are named by what is in them, so that a
+deletion that comes late could take away what the new run has just put there. Each call does a bounded part, may break
+off anywhere, and the next one goes on; no clock decides anything (R13).
 """
 
 import time
@@ -87,6 +88,24 @@ def remove_run(
 def was_removed(history: History) -> bool:
     """Whether the run's newest attempt is the fence of its removal."""
     return history.newest is not None and history.newest.nonce.startswith(_nonce(history.newest.owner, ""))
+
+
+def used_up(journal: Journal, history: History) -> str:
+    """That nobody else can have this run any more, in a sentence with what to do; empty when somebody can."""
+    owner = history.owner
+    if (
+        owner is None
+        or not was_removed(history)
+        or history.unexplained
+        or history.newest_restorable is not None
+    ):
+        return ""
+    run_id = journal.keys.run_id
+    return (
+        f"run {journal.keys.prefix} in {journal.store.url} belonged to {_told(owner)}, with which its checkpoints were "
+        f"deleted; a run id is used once: delete this object and create it again with another checkpoint.runId (left "
+        f"out it is the object's name), such as {run_id}-2"
+    )
 
 
 def _nonce(owner: Owner, number: object) -> str:
@@ -185,8 +204,11 @@ def _require_all_read(journal: Journal, history: History) -> None:
 
 
 def _of_another(journal: Journal, owner: Owner) -> str:
-    other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
-    return f"all of run {journal.keys.prefix} in {journal.store.url}: it belongs to {other} now"
+    return f"all of run {journal.keys.prefix} in {journal.store.url}: it belongs to {_told(owner)} now"
+
+
+def _told(owner: Owner) -> str:
+    return f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
 
 
 def _held(journal: Journal) -> tuple[str, ...]:

@@ -109,8 +109,8 @@ class Checkpoint(SpecModel):
     store: Store
     """Object store that holds the journal and the checkpoints."""
     run_id: str | None = Field(default=None, max_length=128, pattern=RUN_ID_PATTERN)
-    """Name of the run in the store. Left out: the job's name. A run belongs to the object (uid) that started it.
-    Immutable."""
+    """Name of the run in the store. Left out: the job's name. A run belongs to the object (uid) that started it; one
+    that was deleted with its object (deletionPolicy) is not begun again. Immutable."""
     resume_from: ResumeFrom | None = None
     """Start as a fork of another run."""
     adopt: bool = False

@@ -307,9 +307,10 @@ class JobSpec(SpecModel):
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
     """Seconds after its end at which the object is deleted. Never touches checkpoints. Left out: it stays."""
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
-    """What happens to the checkpoints when the object is deleted. Retain: nothing. Delete: all of the run goes but its
-    journal and what other runs or people hold, and the object stays until it has; setting Retain meanwhile lets the
-    object go and keeps what is left. Delete such a job before its namespace and the Secret."""
+    """What happens to the checkpoints when the object is deleted. Retain: nothing. Delete: all of the run goes, oldest
+    first, but its journal and what other runs or people hold, and the object stays until it has; setting Retain
+    meanwhile lets the object go and keeps the checkpoints that are not retired yet. The run id is used up then: the
+    same job again needs another checkpoint.runId. Delete such a job before its namespace and the Secret."""
     managed_by: str | None = Field(default=None, max_length=63)
     """Another controller that runs this job; this operator then leaves it alone. Immutable."""
     status_port: int = Field(default=9477, ge=1024, le=65535)
