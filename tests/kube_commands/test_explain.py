@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +12,7 @@ from job_values import NOW, at, condition, job, pod
 
 from rtj_operator.api import Phase, parse_job
 from rtj_operator.conditions import Reason
+from trainer_sidecar.cli import build_parser
 from trainer_sidecar.kube_commands.explain import Explanation, explain
 from trainer_sidecar.kube_commands.next_acts import ADVICE
 
@@ -35,6 +38,10 @@ def test_every_advice_names_the_job(reason: Reason) -> None:
     said = why(told("Pending", reason.value))
     assert said.you_can
     assert not any("{" in sentence for sentence in said.you_can)
+    for sentence in said.you_can:
+        command = re.split(r"[,:] ", sentence)[0]
+        if command.startswith("rtj "):
+            build_parser().parse_args(shlex.split(command)[1:])  # as it is printed
 
 
 def test_the_tables_speak_of_reasons_that_exist() -> None:

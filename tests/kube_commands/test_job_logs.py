@@ -35,6 +35,8 @@ def test_the_first_failing_ranks_log_comes_first_with_the_reason(failed: Desk) -
 def test_a_rank_a_container_and_a_number_of_lines_can_be_chosen(failed: Desk) -> None:
     assert "gloo" in failed.rtj("logs", "sft", "--rank", "1")
     assert "sealed" in failed.rtj("logs", "sft", "--sidecar")
+    failed.server.logs["sft-p1-0-aaaaa/rtj-sidecar"] = many = "x" + "é" * 40_000 + "\n"
+    assert many in failed.rtj("logs", "sft", "--rank", "1", "--sidecar"), "letters lie across two chunks"
     assert "step 411" not in failed.rtj("logs", "sft", "--tail", "1")
     assert failed.json("logs", "sft", "--tail", "1") == [
         {"pod": "sft-p1-1-abcde", "container": "trainer", "log": "RuntimeError: CUDA error\n"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ import pytest
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint, SaveReason
 from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
-from trainer_sidecar.contract.status import CommittedStatus, InFlightStatus, SidecarStatus, TrainerState
+from trainer_sidecar.contract.status import (
+    CommittedStatus,
+    InFlightStatus,
+    ProgressStatus,
+    SidecarStatus,
+    TrainerState,
+)
 from trainer_sidecar.run import finished
 from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
 from trainer_sidecar.run.not_finite import why_no_good
@@ -28,8 +35,11 @@ import store_world as world
 FULL = "NoSpace: file:///ckpt: the disk is full"
 
 
-def told(reason: SaveReason, *, step: int = 20) -> str:
-    """All lines about a save of that reason that meets a full store, after a commit of step 5; seen twice."""
+def told(reason: SaveReason, *, step: int = 20, still: float = 0.0, step_seconds: float | None = None) -> str:
+    """All lines about a save of that reason that meets a full store, after a commit of step 5; seen twice.
+
+    `still`: seconds since the last step, which took `step_seconds`.
+    """
     out = io.StringIO()
     watch = StatusWatch(1, RunEvents(out=out))
     watch.new_attempt(1)
@@ -48,7 +58,9 @@ def told(reason: SaveReason, *, step: int = 20) -> str:
         in_flight=save,
         last_committed=done,
         store_error=FULL,
+        progress=ProgressStatus(step=step, epoch=0, samples=0, step_seconds=step_seconds, time=0.0),
     )
+    watch._moved = (step, time.monotonic() - still)
     for _ in range(2):
         watch._tell(status)
     return out.getvalue()
@@ -68,6 +80,13 @@ def test_beside_a_save_that_was_due_training_goes_on() -> None:
     text = told(SaveReason.INTERVAL)
     assert text.count("training goes on") == 1
     assert "is lost" not in text
+
+
+def test_a_long_step_is_no_standstill() -> None:
+    assert "have stopped training" not in told(SaveReason.INTERVAL, still=60.0, step_seconds=30.0)
+    assert "have stopped training" not in told(SaveReason.INTERVAL, still=60.0), "the first one may compile"
+    assert "have stopped training" in told(SaveReason.INTERVAL, still=60.0, step_seconds=1.0)
+    assert "have stopped training" in told(SaveReason.INTERVAL, still=600.0, step_seconds=30.0)
 
 
 def test_only_the_same_command_with_the_same_files_is_complete(

@@ -10,6 +10,7 @@ from typing import Any
 
 from rtj_operator.api import DeletionPolicy, JobStatus, Phase, ResumableTrainingJob
 from rtj_operator.conditions import Reason
+from rtj_operator.decide.attempt import COMMIT_WAIT_SECONDS
 from trainer_sidecar.kube_commands.next_acts import ORDERS
 from trainer_sidecar.kube_commands.words import clock, counted, since, span
 
@@ -122,7 +123,8 @@ def _recovering(case: Case) -> list[str]:
     failures, limit = status.counters.without_progress, restart.max_attempts_without_progress
     if case.reason == Reason.SAVING:
         return [
-            "It waits up to 30 s for the sealed save to commit, then fences the next attempt, " + _from(case)
+            f"It waits up to {COMMIT_WAIT_SECONDS} s for the sealed save to commit, then fences the next attempt, "
+            + _from(case)
         ]
     if case.reason == Reason.HUNG:
         return [

@@ -4,10 +4,11 @@ Every rank writes when its peers are gone, so the log that explains a failure is
 """
 
 import argparse
+import codecs
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer_sidecar.commands.table import text_of
@@ -75,9 +76,17 @@ def _print(
     print(paint(where, "bold"), flush=True)
     if why:
         print(paint(f"    {text_of(why)}", "red"), flush=True)
-    for chunk in cluster.log(pod, container, tail=tail, follow=follow):
-        sys.stdout.write(chunk.decode(errors="replace"))
+    for text in _decoded(cluster.log(pod, container, tail=tail, follow=follow)):
+        sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
+    """A character may lie across two chunks."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk)
+    yield decoder.decode(b"", final=True)
 
 
 def in_order(pods: Sequence[JsonObject], status: "JobStatus") -> list[JsonObject]:

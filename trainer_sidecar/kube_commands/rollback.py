@@ -16,7 +16,7 @@ from trainer_sidecar.contract.keys import parse_checkpoint_id
 from trainer_sidecar.kube_commands.cluster import Cluster, ClusterError, JsonObject
 from trainer_sidecar.kube_commands.job_store import CREDENTIALS, add_reach_options, journal_of, unread
 from trainer_sidecar.kube_commands.options import add_cluster_options, add_job, cluster_of, tell
-from trainer_sidecar.kube_commands.suspend import add_timeout, phase_of, suspend, unsuspend
+from trainer_sidecar.kube_commands.suspend import OVER, add_timeout, phase_of, suspend, unsuspend
 from trainer_sidecar.store.base import StoreError
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalError
@@ -28,7 +28,6 @@ there. `rtj checkpoints reinstate` takes the quarantine back.
 
 With --as NAME the run stays as it is: the job is suspended, and a job NAME with the same spec starts as a fork of the
 run at that checkpoint (spec.checkpoint.resumeFrom). That needs no access to the store."""
-_OVER = ("Complete", "Failed")
 
 
 def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -80,7 +79,7 @@ def _rollback(args: argparse.Namespace) -> int:
 def _in_place(cluster: Cluster, job: JsonObject, journal: Journal, args: argparse.Namespace) -> int:
     asleep = bool(job["spec"].get("suspend"))
     name = job["metadata"]["name"]
-    over = phase_of(job) in _OVER
+    over = phase_of(job) in OVER
     if phase_of(job) == "Complete":
         raise ClusterError(f"job {name} is Complete: start a fork of its run with --as NAME")
     if not over:
@@ -158,7 +157,7 @@ def _fork(cluster: Cluster, job: JsonObject, args: argparse.Namespace) -> int:
     if args.dry_run:
         tell(f"job {args.job} would be suspended, and this one made:")
     else:
-        if phase_of(job) not in _OVER:
+        if phase_of(job) not in OVER:
             suspend(cluster, job, args.timeout)
         body = cluster.create_job(body)
     source = body["spec"]["checkpoint"]["resumeFrom"]

@@ -9,7 +9,8 @@ from trainer_sidecar.kube_commands.cluster import Cluster, ClusterError, JsonObj
 from trainer_sidecar.kube_commands.options import add_cluster_options, add_job, cluster_of, tell
 
 POLL_SECONDS = 1.0
-_OVER = ("Complete", "Failed")
+OVER = ("Complete", "Failed")
+"""Phases in which a job has ended."""
 
 
 def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -64,7 +65,7 @@ def phase_of(job: JsonObject) -> str:
 
 def _switch(cluster: Cluster, job: JsonObject, *, on: bool) -> JsonObject:
     name = job["metadata"]["name"]
-    if on and phase_of(job) in _OVER:
+    if on and phase_of(job) in OVER:
         raise ClusterError(f"job {name} is {phase_of(job)}: there is nothing to suspend")
     if bool(job["spec"].get("suspend")) is on:
         tell(f"job {name} is {'already' if on else 'not'} told to suspend")
@@ -83,7 +84,7 @@ def wait_for(cluster: Cluster, job: JsonObject, timeout: float, phases: tuple[st
         phase = phase_of(job)
         if seen and phase in phases:
             return job
-        if seen and phase in (*_OVER, "Invalid"):
+        if seen and phase in (*OVER, "Invalid"):
             message = (job.get("status") or {}).get("message", "")
             raise ClusterError(f"job {name} is {phase}, not {' or '.join(phases)}: {message}")
         if time.monotonic() >= deadline:

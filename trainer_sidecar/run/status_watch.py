@@ -13,7 +13,8 @@ from trainer_sidecar.run.run_events import RunEvents
 
 INTERVAL_SECONDS = 0.5
 STANDS_STILL_SECONDS = 10.0
-"""Without a step while a save meets errors: the ranks have nothing left to train and wait for it."""
+STANDS_STILL_STEPS = 3.0
+"""Without a step for so long (the longer one) while a save meets errors: the ranks train no more and wait for it."""
 _MAX_BYTES = 1 << 20
 
 
@@ -104,8 +105,12 @@ class StatusWatch:
         save = status.in_flight
         if save is None or status.epoch != self._epoch:
             return False
-        last = save.reason in (SaveReason.FINAL, SaveReason.ORDER)
-        return last or self.seconds_without_step(self._epoch) > STANDS_STILL_SECONDS
+        if save.reason in (SaveReason.FINAL, SaveReason.ORDER):
+            return True
+        step = status.progress.step_seconds if status.progress else None
+        if step is None:
+            return False  # the first one may compile for minutes
+        return self.seconds_without_step(self._epoch) > max(STANDS_STILL_SECONDS, STANDS_STILL_STEPS * step)
 
     def _tell_waiting(self, status: SidecarStatus) -> None:
         """Once for each save: what is at stake, and what to do."""

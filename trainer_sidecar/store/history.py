@@ -160,9 +160,8 @@ class History:
         """Checkpoint id -> void slot behind its commit that may have been its quarantine: nobody knows what it was.
 
         What somebody who could still read the slot has found restorable after it, or a person answers for, is not in
-        doubt: a later `Attempt` that starts from it, its `Verified`, its `Reinstated`. Nor is what was committed behind the
-        slot: of the kinds that stand between the commits of a healthy run only a quarantine that covers descendants would
-        speak of it, and that one is written twice.
+        doubt: a later `Attempt` that starts from it, its `Verified`, its `Reinstated`. Nor is what was committed behind
+        the slot: only a quarantine that covers descendants would speak of it, and that one is written twice.
         """
         if not self.unexplained:
             return {}
