@@ -85,7 +85,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flag("allowed-endpoints", "", "endpoints that jobs may use, comma-separated; empty: any")
     flag("cluster-name", "", "name of this cluster in the journal, for people")
     flag("leader-lease", "", "namespace/name of the Lease that replicas share; empty: this is the only one")
-    flag("metrics-port", "8080", "port of /metrics and /healthz; 0: none")
+    flag("metrics-port", "8080", "port of /metrics, /healthz and /readyz; 0: none")
     flag("workers", "8", "jobs that are reconciled at once")
     flag("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     flag("log-format", "text", "text or json")

@@ -34,6 +34,7 @@ class OperatorMetrics:
     fence_seconds: Histogram = field(init=False)
     watch_restarts: Counter = field(init=False)
     leader: Gauge = field(init=False)
+    unread_seconds: Gauge = field(init=False)
     jobs: JobMetrics = field(default_factory=JobMetrics)
 
     def __post_init__(self) -> None:
@@ -59,6 +60,11 @@ class OperatorMetrics:
             "rtj_operator_fence_seconds", "Seconds of fence and pick against the store.", registry=r
         )
         self.leader = Gauge("rtj_operator_leader", "1 on the replica that works, else 0.", registry=r)
+        self.unread_seconds = Gauge(
+            "rtj_operator_unread_seconds",
+            "Seconds since all jobs were last read from the API server, about 60 at most while it answers.",
+            registry=r,
+        )
         self.watch_restarts = Counter(
             "rtj_operator_watch_restarts",
             "Times the watches ended with an error and were started again.",

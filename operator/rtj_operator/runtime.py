@@ -49,13 +49,18 @@ class Runtime:
     leading: Callable[[], bool] = lambda: True
     """Asked before each reconcile: a process that was stopped for long may not lead any more and not know it."""
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
-    _resynced: float = field(default_factory=time.monotonic)
+    _read: float = field(default_factory=time.monotonic)
+    """When all jobs were last read."""
+    _tried: float = field(default_factory=time.monotonic)
+    """When it was last tried to."""
+    _worked: float = field(default_factory=time.monotonic)
+    """When a worker last was done with a job, one way or another."""
     _loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
         """Work until cancelled."""
         self._loop = asyncio.get_running_loop()
-        self._resynced = time.monotonic()
+        self._read = self._tried = self._worked = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in range(
                 self.turns.count + MOST_AWAY
@@ -79,15 +84,39 @@ class Runtime:
         self._changed((meta["namespace"], name), owned)
 
     def health(self) -> tuple[bool, str]:
-        """Whether resync and workers go on, and a sentence."""
+        """Whether resync and workers go on, and a sentence: what a new process would do better.
+
+        An API server that does not answer is no reason: the next process would not reach it either.
+        """
         if self.standby:
             return True, "standing by: another replica leads"
-        synced, age = time.monotonic() - self._resynced, self.queue.age()
-        fine = synced < STALE_RESYNC_SECONDS and age < STUCK_QUEUE_SECONDS
+        if self._loop is None:
+            return True, "waiting until ResumableTrainingJobs can be listed"
+        now = time.monotonic()
+        tried, stuck = now - self._tried, min(self.queue.age(), now - self._worked)
+        fine = tried < STALE_RESYNC_SECONDS and stuck < STUCK_QUEUE_SECONDS
         return (
             fine,
-            f"last resync {synced:.0f} s ago, oldest due job waits {age:.1f} s, {len(self.queue)} due",
+            f"last resync tried {tried:.0f} s ago, oldest due job has seen no worker for {stuck:.1f} s",
         )
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether jobs are looked after now: the API server answers, and workers keep up. A replica that stands by is
+        ready to."""
+        alive, text = self.health()
+        if self.standby or self._loop is None or not alive:
+            return self.standby, text
+        age = self.queue.age()
+        fine = self.unread_seconds < STALE_RESYNC_SECONDS and age < STUCK_QUEUE_SECONDS
+        return fine, (
+            f"all jobs last read {self.unread_seconds:.0f} s ago, oldest due job waits {age:.1f} s, "
+            f"{len(self.queue)} due"
+        )
+
+    @property
+    def unread_seconds(self) -> float:
+        """Seconds since all jobs were last read, or since the start; 0 on a replica that stands by."""
+        return 0.0 if self.standby else time.monotonic() - self._read
 
     def _changed(self, key: Key, body: Object) -> None:
         if self._loop is not None:
@@ -104,6 +133,7 @@ class Runtime:
 
     async def _one(self, key: Key) -> None:
         if not self.leading():
+            self._worked = time.monotonic()
             self.queue.done(key, 1.0)
             return
         started, result = time.monotonic(), "ok"
@@ -117,7 +147,8 @@ class Runtime:
         ):  # a bug must not stop the other jobs: logged, counted, tried again with a growing wait
             result = "error"
             log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
-        self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - started)
+        self._worked = time.monotonic()
+        self.metrics.reconcile_seconds.labels(result).observe(self._worked - started)
 
     def _paced(self, after: float | None) -> float | None:
         """Seconds until the next look at a job of which no watch brings news meanwhile.
@@ -143,28 +174,36 @@ class Runtime:
         except KubeError as exc:
             log.warning("resync: %s", exc)
             return
-        self._resynced = time.monotonic()
+        finally:
+            self._tried = time.monotonic()
+        self._read = self._tried
         for key in due:
             self.queue.add(key)
 
 
 async def serve(runtime: Runtime, port: int) -> web.AppRunner:
-    """/healthz and /metrics. Liveness = the workers and the resync go on; not that a port is open."""
+    """/healthz, /readyz and /metrics. Liveness = the workers and the resync go on; not that a port is open."""
+
+    def told(fine: bool, text: str) -> web.Response:
+        return web.Response(text=text + "\n", status=200 if fine else 503)
 
     async def healthz(_: web.Request) -> web.Response:
-        fine, text = runtime.health()
-        return web.Response(text=text + "\n", status=200 if fine else 503)
+        return told(*runtime.health())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return told(*runtime.readiness())
 
     async def metrics(_: web.Request) -> web.Response:
         runtime.metrics.leader.set(not runtime.standby and runtime.leading())
         runtime.metrics.queue_depth.set(len(runtime.queue))
         runtime.metrics.queue_age_seconds.set(runtime.queue.age())
+        runtime.metrics.unread_seconds.set(runtime.unread_seconds)
         body = generate_latest(runtime.metrics.registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
     app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", healthz)
+    app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

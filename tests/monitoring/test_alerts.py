@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "RTJSaveSlowerThanInterval": (f'checkpoint_inprogress_count{{{JOB},pod="a"}}', "1x60", "0 1x20 0x40"),
     "RTJGraceTooShort": (f'rtj_job_degraded{{{JOB},reason="GraceTooShort"}}', "1x60", "0x60"),
     "RTJOperatorBehind": ("rtj_operator_queue_age_seconds", "90x60", "5x60"),
+    "RTJOperatorCutOff": ("rtj_operator_unread_seconds", "0+60x60", "50x60"),
     "RTJNoOperator": ("rtj_operator_leader", "0x60", "1x60"),
 }
 

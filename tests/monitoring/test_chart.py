@@ -129,6 +129,15 @@ def test_a_digest_wins_over_a_tag(helm: str) -> None:
     assert {"name": "RTJ_OPERATOR_SIDECAR_IMAGE", "value": f"rtj-sidecar@{digest}"} in pod["env"]
 
 
+def test_the_operator_is_ended_for_what_a_new_one_does_better_and_unready_when_it_is_cut_off(
+    helm: str,
+) -> None:
+    """/healthz does not ask for the API server, /readyz does."""
+    spec = next(b for b in template(helm) if b["kind"] == "Deployment")["spec"]["template"]["spec"]
+    probes = {k: v["httpGet"]["path"] for k, v in spec["containers"][0].items() if k.endswith("Probe")}
+    assert probes == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+
+
 def test_the_network_policy_opens_the_metrics_port_and_nothing_else(helm: str) -> None:
     (policy,) = (b for b in template(helm, "networkPolicy.enabled=true") if b["kind"] == "NetworkPolicy")
     assert policy["spec"]["policyTypes"] == ["Ingress"]
