@@ -16,6 +16,9 @@ from rtj_operator.kube import LEASES, AlreadyExists, Conflict, Kube, KubeError, 
 
 log = logging.getLogger(__name__)
 
+WRITES = 3
+"""Tries of one renewal, each on what has just been read."""
+
 
 class LostLeadership(Exception):
     """Another replica leads, or this one could not renew in time: the process ends and stands by anew."""
@@ -97,40 +100,57 @@ class Elector:
             log.warning("Lease %s/%s was not released: %s", self._namespace, self._name, exc)
 
     async def _claim(self, started: float) -> bool:
-        try:
-            lease = await self._kube.get(LEASES, self._namespace, self._name)
-        except NotFound:
-            return await self._create()
+        """Whether the lease is this candidate's now. Raises KubeError when that is not known.
+
+        A refused write is looked into: it may have been done and its answer lost, or somebody has edited the Lease.
+        """
+        record, refused = self._record(), None
+        for _ in range(WRITES):
+            try:
+                lease = await self._kube.get(LEASES, self._namespace, self._name)
+            except NotFound:
+                lease = None
+            if lease is not None and self._is_written(lease, record):
+                return True
+            if lease is not None and not self._may_take(lease, started):
+                return False
+            try:
+                await (self._create(record) if lease is None else self._take(lease, record))
+            except (AlreadyExists, Conflict, NotFound) as exc:
+                refused = exc
+            else:
+                return True
+        assert refused is not None
+        raise refused
+
+    def _is_written(self, lease: Object, record: Object) -> bool:
+        spec = lease.get("spec") or {}
+        return all(spec.get(key) == record[key] for key in ("holderIdentity", "renewTime"))
+
+    def _may_take(self, lease: Object, started: float) -> bool:
+        """It is this candidate's, nobody's, or of one that has been silent for the duration of the lease."""
         spec = lease.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
-        record = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
-        if record != self._seen:
-            self._seen, self._seen_at = record, started
-        if holder not in ("", self._identity) and started - self._seen_at < self._timing.duration:
-            return False
-        change = self._record()
-        if holder != self._identity:
-            change |= {"acquireTime": change["renewTime"]}
-            change |= {"leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
-        try:
-            await self._write(lease, change)
-        except (Conflict, NotFound):
-            return False
-        return True
+        seen = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, started
+        return holder in ("", self._identity) or started - self._seen_at >= self._timing.duration
 
-    async def _create(self) -> bool:
-        record = self._record()
+    async def _take(self, lease: Object, record: Object) -> None:
+        spec, change = lease.get("spec") or {}, record
+        if str(spec.get("holderIdentity") or "") != self._identity:
+            transitions = int(spec.get("leaseTransitions") or 0) + 1
+            change = {**record, "acquireTime": record["renewTime"], "leaseTransitions": transitions}
+        await self._write(lease, change)
+
+    async def _create(self, record: Object) -> None:
         body = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": {**record, "acquireTime": record["renewTime"], "leaseTransitions": 0},
         }
-        try:
-            await self._kube.create(LEASES, self._namespace, body)
-        except AlreadyExists:
-            return False
-        return True
+        await self._kube.create(LEASES, self._namespace, body)
 
     async def _write(self, lease: Object, spec: Object) -> None:
         meta = lease["metadata"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from fake_kube import FakeKube
 
 from rtj_operator.elector import Elector, LostLeadership
-from rtj_operator.kube import LEASES, Object, Unavailable
+from rtj_operator.kube import LEASES, AlreadyExists, Conflict, KubeError, Object, Unavailable
 from rtj_operator.main import elector_of, lead, parse
 
 
@@ -144,6 +145,66 @@ def test_two_that_reach_for_a_free_lease_at_once_do_not_both_get_it() -> None:
         assert not await first.try_once()
 
     asyncio.run(race())
+
+
+class Unheard(FakeKube):
+    """An API server that does a write, answers 503, and refuses the repetition for its old version (`Kube._call`)."""
+
+    unheard, edits = False, 0
+
+    async def _lost(self, write: Awaitable[Object], error: KubeError) -> Object:
+        done = await write
+        if not self.unheard:
+            return done
+        self.unheard = False
+        raise error
+
+    async def create(self, *args: Any, **kwargs: Any) -> Object:
+        return await self._lost(super().create(*args, **kwargs), AlreadyExists("it exists", status=409))
+
+    async def patch(self, *args: Any, **kwargs: Any) -> Object:
+        if self.edits:
+            self.edits -= 1
+            raise Conflict("somebody labelled it", status=409)
+        return await self._lost(super().patch(*args, **kwargs), Conflict("another version", status=409))
+
+
+def test_a_renewal_that_was_done_though_its_answer_was_lost_keeps_the_lead() -> None:
+    async def lost() -> None:
+        kube, clock = Unheard(), Clock()
+        kube.unheard = True
+        first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
+        assert await first.try_once(), "created"
+        clock.now += 5
+        kube.unheard = True
+        assert await first.try_once(), "renewed"
+        assert not await second.try_once()
+        clock.now += 61
+        kube.unheard = True
+        assert await second.try_once(), "taken over"
+        assert not await first.try_once()
+        assert lease(kube)["leaseTransitions"] == 1
+
+    asyncio.run(lost())
+
+
+def test_an_edit_of_the_lease_costs_no_lead_and_no_lead_lasts_without_a_write() -> None:
+    async def edited() -> None:
+        kube, clock = Unheard(), Clock()
+        only = candidate(kube, "a", clock)
+        await only.try_once()
+        before = lease(kube)["renewTime"]
+        clock.now += 35
+        kube.edits = 1
+        assert await only.try_once()
+        assert lease(kube)["renewTime"] != before, "written in the end"
+        kube.edits = 1000
+        clock.now += 35
+        assert await only.try_once()
+        clock.now += 10
+        assert not await only.try_once(), "45 s after the last write"
+
+    asyncio.run(edited())
 
 
 class Paced(Clock):
