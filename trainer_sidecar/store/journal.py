@@ -230,10 +230,7 @@ class Journal:
         slot = self._get_once(seq)
         if slot is None or slot.entry is not None or slot.unknown:
             return slot
-        again = self._get_once(seq)
-        if again is not None and again.entry is None and not again.unknown:
-            log.warning("%s: %s cannot be read and counts as void", self.store.url, self.keys.journal(seq))
-        return again
+        return self._get_once(seq)
 
     def _get_once(self, seq: int) -> Slot | None:
         try:
@@ -249,7 +246,10 @@ class Journal:
             return Slot(seq)
 
     def _fold(self, slots: Iterable[Slot]) -> None:
+        tail = self._history.tail
         self._history = self._history.with_slots(slots)
+        for seq in (v for v in self._history.void if v > tail):
+            log.warning("%s: %s cannot be read and counts as void", self.store.url, self.keys.journal(seq))
 
 
 def _wait(seconds: float, stop: threading.Event) -> None:
