@@ -12,15 +12,23 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trainer_sidecar import cli
+from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
 from trainer_sidecar.run import local_processes, local_volume
 from trainer_sidecar.run.local_plan import LocalMesh, RunSettings
 from trainer_sidecar.run.local_processes import LocalProcesses
+from trainer_sidecar.run.local_run import LocalRun
 from trainer_sidecar.run.local_volume import LocalVolume, VolumeError
 from trainer_sidecar.run.run_events import RunEvents
+from trainer_sidecar.store.memory import MemoryStore
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
+import store_world as world
 
 BUSY = (
     "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print(flush=True); time.sleep(600)"
@@ -90,3 +98,30 @@ def test_a_full_memory_folder_ends_the_run_with_a_sentence(
     script.touch()
     assert cli.main(["run", "--store", f"file://{tmp_path}/store", "--", str(script)]) == 1
     assert "cannot be written (No space left on device): free space in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", ["nothing", "joined", "committed"])
+def test_exit_code_2_ends_only_a_run_that_has_never_trained(tmp_path: Path, before: str) -> None:
+    """A script may end with it for another cause, and the run goes on once that is over."""
+    store = MemoryStore()
+    fenced = world.fence(store)
+    if before == "committed":
+        world.save(store, fenced, 4)
+    run = LocalRun(
+        RunSettings(["train.py"], f"file://{tmp_path}/store", "run", LocalMesh(1)),
+        RunEvents(out=io.StringIO()),
+    )
+    run._journal = world.journal(store)
+    run._journal.read()
+    status: Any = SimpleNamespace(joined=lambda epoch: before == "joined" and epoch == 1)
+    run._status = status
+
+    def refused(epoch: int, code: int) -> bool:
+        plan: Any = SimpleNamespace(epoch=epoch)
+        failure = RankFailure(rank=0, exit_code=code)
+        outcome = Outcome(epoch=epoch, attempt=epoch, kind=OutcomeKind.FAILED, failure=failure)
+        return run._is_usage_error(plan, outcome)
+
+    assert not refused(1, 1)
+    assert refused(2, 2) == (before == "nothing")
+    run._local.remove()

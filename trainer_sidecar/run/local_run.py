@@ -70,6 +70,7 @@ class LocalRun:
         self._attempts = 0
         self._failures = 0
         self._states_in_a_row: list[str] = []
+        self._trained = False
         self._command = command_digest(settings.script)  # as it is now: who edits meanwhile has another one
 
     def run(self) -> int:
@@ -285,7 +286,7 @@ class LocalRun:
         if alive and not self._stops and self._quarantine(plan, outcome):
             ended.cause = Cause.OPERATOR
             return None
-        if alive and self._is_usage_error(plan, outcome):
+        if self._is_usage_error(plan, outcome) and alive:
             self._events.tell(
                 "UsageError",
                 "the script does not take these arguments (exit code 2 before it joined) and is not tried again: "
@@ -322,9 +323,15 @@ class LocalRun:
             self._events.tell("StoreTrouble", f"that the run has finished is not recorded: {exc}")
 
     def _is_usage_error(self, plan: Plan, outcome: Outcome) -> bool:
-        """Exit code 2 is how Python and argparse refuse a command line; the next attempt would have the same one."""
+        """Exit code 2 is how Python and argparse refuse a command line; the next attempt would have the same one.
+
+        A run that has trained before has met something else, a folder that is not mounted just now for one.
+        """
+        self._trained = (
+            self._trained or self._status.joined(plan.epoch) or bool(self._journal.history.manifests)
+        )
         failure = outcome.failure
-        return failure is not None and failure.exit_code == EXIT_USAGE and not self._status.joined(plan.epoch)
+        return failure is not None and failure.exit_code == EXIT_USAGE and not self._trained
 
     def _quarantine(self, plan: Plan, outcome: Outcome) -> bool:
         """When the restore met missing or wrong bytes: quarantine the checkpoint, so that the one before is tried."""
