@@ -10,6 +10,7 @@ which sizes work does not depend on how many nodes there are, more nodes never g
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from rtj_operator.api.policies import CompatibilityStatus
 from rtj_operator.api.spec import CompatibilityEntry, JobSpec, MeshPattern
@@ -241,7 +242,14 @@ def workable_sizes(
     spec: MeshSpec, saved: Topology | None = None, matrix: Sequence[CompatibilityEntry] = ()
 ) -> tuple[int, ...]:
     """All sizes with a plan, ascending."""
+    if saved is None and not matrix:
+        return _sizes_from_scratch(spec)
     return tuple(n for n in spec.allowed_sizes if isinstance(_best(spec, n, saved, matrix), Topology))
+
+
+@lru_cache(512)  # the operator asks at every look at a job, and thousands of sizes take a tenth of a second
+def _sizes_from_scratch(spec: MeshSpec) -> tuple[int, ...]:
+    return tuple(n for n in spec.allowed_sizes if isinstance(_best(spec, n, None, ()), Topology))
 
 
 def plan_table(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rtj_operator import mesh
 from rtj_operator.api import CompatibilityEntry
 from rtj_operator.mesh import (
     MeshPlan,
@@ -240,3 +241,21 @@ def test_the_largest_spec_is_planned_at_once_even_when_nothing_works() -> None:
     assert time.perf_counter() - began < 20  # 0.1 s on an idle core; hours if it searched
     assert isinstance(found, Refusal)
     assert found.sentence.endswith("no size works")
+
+
+def test_the_sizes_of_a_spec_are_worked_out_once_however_often_a_job_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+    best = mesh._best
+    monkeypatch.setattr(
+        mesh, "_best", lambda spec, size, *more: tried.append(size) or best(spec, size, *more)
+    )
+    wide = replace(SEED, min_nodes=1, max_nodes=512, nodes=509, alternatives=((4, 1), (2, 1), (1, 1)))
+    found = workable_sizes(wide)
+    assert len(tried) == 512
+    assert workable_sizes(replace(wide)) == found
+    assert len(tried) == 512
+    saved = plan_size(replace(SEED, zero=1), 8)
+    assert isinstance(saved, Topology)
+    assert workable_sizes(wide, saved) == (), "what may be resumed is another question"
