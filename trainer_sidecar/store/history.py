@@ -85,7 +85,7 @@ class History:
         lost = Counter(_epoch_in(i) for i in self.retired if i not in self.manifests)
         epochs = {seq: max((a.seq for a in self.attempts if a.seq < seq), default=0) for seq in self.void}
         void = Counter(epochs.values())
-        return tuple(seq for seq in self.void if lost[epochs[seq]] != void[epochs[seq]])
+        return tuple(s for s in self.void if not epochs[s] or lost[epochs[s]] != void[epochs[s]])
 
     @property
     def next_seq(self) -> int:
