@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import sys
 from math import prod
 from types import FrameType
@@ -143,11 +144,21 @@ def test_ranks_that_disagree_on_a_tensor_are_named() -> None:
     refuse([part(0, 2, {"q": ("quaternion", [1])}, [])], "unknown dtype quaternion")
 
 
-def test_replicas_that_drifted_apart_are_named() -> None:
-    a = part(0, 2, TWO, [("w", [0, 0], [2, 6], 4), ("b", [0], [3], 2)], replica_digests={"ln": "aa"})
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("model/ln", r"apart \(are gradients averaged\?"),
+        ("extra object 'o' (belongs into per_rank=)", "apart$"),
+        ("extra state of module 'a' (make it equal)", "apart$"),
+        ("extra/ema/w", r"apart \(of an extra object; what differs by rank belongs into per_rank="),
+        ("extra/module a/scale", r"apart \(a module's get_extra_state: make it equal"),
+    ],
+)
+def test_replicas_that_drifted_apart_are_named_with_what_fits_them(name: str, advice: str) -> None:
+    a = part(0, 2, TWO, [("w", [0, 0], [2, 6], 4), ("b", [0], [3], 2)], replica_digests={name: "aa"})
     refuse(
-        [a, part(1, 2, TWO, [("w", [2, 0], [2, 6], 4)], replica_digests={"ln": "bb"})],
-        "replicas of ln differ",
+        [a, part(1, 2, TWO, [("w", [2, 0], [2, 6], 4)], replica_digests={name: "bb"})],
+        f"replicas of {re.escape(name)} differ between ranks 0 and 1: .*{advice}",
     )
 
 

@@ -259,8 +259,8 @@ class Merger:
             known = self._replicas.setdefault(name, (digest, seal.rank))
             if known[0] != digest:
                 raise MergeError(
-                    f"replicas of {name} differ between ranks {known[1]} and {seal.rank}: the state has drifted apart "
-                    "(are gradients averaged? DistributedDataParallel and fully_shard do it)"
+                    f"replicas of {name} differ between ranks {known[1]} and {seal.rank}: the state has drifted apart"
+                    + _hint(name)
                 )
 
     def _refuse_overlap(self, tensor: int, clash: tuple[RankBox, RankBox] | None) -> None:
@@ -362,3 +362,14 @@ def _shard(part: Part, ref: ObjectRef) -> ManifestShard:
         rank=part.seal.rank,
         part=ref,
     )
+
+
+def _hint(name: str) -> str:
+    """What may let replicas drift. Documents (`extra …`) say themselves what to do."""
+    if name.startswith("extra/module"):
+        return " (a module's get_extra_state: make it equal on all ranks, or leave it out)"
+    if name.startswith("extra/"):
+        return " (of an extra object; what differs by rank belongs into per_rank=)"
+    if name.startswith("extra "):
+        return ""
+    return " (are gradients averaged? DistributedDataParallel and fully_shard do it)"

@@ -54,13 +54,24 @@ def digests(captured: Captured, rank: int) -> dict[str, str]:
 
 
 def documents(captured: Captured, stage: str) -> dict[str, str]:
-    """Digest by name of what extra objects hold beside tensors; `stage` tells pipeline stages apart."""
+    """Digest by name of what extra objects and modules hold beside tensors; `stage` tells pipeline stages apart."""
     return {
-        f"extra object {key!r}{stage} (numbers, text, structure; what differs by rank belongs into per_rank=)": (
-            hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-        )
+        _told(key, stage): hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
         for key, document in captured.extra.items()
     }
+
+
+def _told(key: str, stage: str) -> str:
+    """A document by its name, with what to do where it differs."""
+    if key == "module" or key.startswith("module "):
+        name = key.removeprefix("module").strip()
+        return (
+            f"extra state of module {name!r}{stage} (numbers, text, structure; make it equal on all ranks, or leave it "
+            "out of get_extra_state)"
+        )
+    return (
+        f"extra object {key!r}{stage} (numbers, text, structure; what differs by rank belongs into per_rank=)"
+    )
 
 
 def shard_digest(piece: Piece, rank: int) -> int:
