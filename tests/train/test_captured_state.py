@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from trainer_sidecar.contract.checkpoint import Tensors, TrainingState
-from trainer_sidecar.train import compare, extra_state, materialise
+from trainer_sidecar.train import compare, extra_state, materialise, replicas
 from trainer_sidecar.train.capture import State
 
 
@@ -84,6 +85,17 @@ def test_weights_tied_after_the_optimizer_was_built_are_told_as_that_and_not_as_
         State(model, [optimizer], {}, 1)
 
 
+def test_a_tie_of_the_same_shape_is_not_blamed_for_a_model_that_was_made_anew() -> None:
+    def tied() -> nn.ModuleDict:
+        model = nn.ModuleDict({"embed": nn.Embedding(3, 4), "head": nn.Linear(4, 3)})
+        model["head"].weight = model["embed"].weight
+        return model
+
+    for foreign in (tied().parameters(), [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(3, 4))]):
+        with pytest.raises(ValueError, match=r"that is not in the model: it was replaced since, or is"):
+            State(tied(), [torch.optim.SGD(foreign, lr=0.1)], {}, 1)
+
+
 def test_a_model_that_is_tied_or_cut_after_the_session_has_begun_is_refused_at_the_next_save() -> None:
     def begun() -> tuple[nn.ModuleDict, State]:
         model = nn.ModuleDict({"embed": nn.Embedding(3, 4), "head": nn.Linear(4, 3, bias=False)})
@@ -98,7 +110,8 @@ def test_a_model_that_is_tied_or_cut_after_the_session_has_begun_is_refused_at_t
     model, state = begun()
     del model["head"]
     with pytest.raises(
-        ValueError, match=r"parameter head.weight was taken out of the model after the session"
+        ValueError,
+        match=r"parameter head.weight was taken out of the model after the session .* or after session.close\(\)",
     ):
         state.capture(documents=False)
 
@@ -196,7 +209,7 @@ def test_a_layer_that_comes_after_the_session_has_begun_is_refused_by_its_shape(
     late = nn.Linear(2, 3)
     model.append(late)
     optimizer.add_param_group({"params": list(late.parameters())})
-    with pytest.raises(ValueError, match=r"shape \(3, 2\) was not in the model when the session began"):
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) was not .* began.* or after session.close\(\)"):
         state.capture()
 
 
@@ -234,3 +247,29 @@ def test_extra_state_comes_back_as_what_it_was_also_with_slashes_in_its_keys() -
     assert type(found["z"]["t"]) is tuple
     assert torch.equal(found["a/b"], one)
     assert torch.equal(found["a"]["b"], two)
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+def test_an_enum_among_extra_state_is_refused_also_as_a_key() -> None:
+    for given in ({"a": {Color.RED: torch.ones(3)}}, {"a": [Color.RED]}):
+        state = State(nn.Linear(1, 1), [], {"it": Holder(given)}, 1)
+        with pytest.raises(TypeError, match=r"Color.RED, which would come back as a plain str"):
+            state.capture()
+
+
+class Counted(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+
+def test_documents_that_differ_by_rank_are_told_with_what_can_be_done() -> None:
+    state = State(nn.Sequential(Counted(1, 1)), [], {"own": Holder({"n": 1})}, 1)
+    said = list(replicas.documents(state.capture(), " of stage 1"))
+    assert said == [
+        "extra object 'own' of stage 1 (numbers, text, structure; what differs by rank belongs into per_rank=)",
+        "extra state of module '0' of stage 1 (numbers, text, structure; make it equal on all ranks, or leave it out "
+        "of get_extra_state)",
+    ]

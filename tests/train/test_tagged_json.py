@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import json
 import math
 import random
@@ -89,6 +90,10 @@ class Place(NamedTuple):
     step: int
 
 
+class Phase(enum.IntEnum):
+    WARM = 1
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -100,6 +105,8 @@ class Place(NamedTuple):
             collections.defaultdict(int, {"a": 1}),
             "collections.defaultdict, which would come back as a plain dict",
         ),
+        (Phase.WARM, r"tracker\[0\] is .*test_tagged_json.Phase.WARM, which would come back as a plain int"),
+        ({Phase.WARM: 1}, r"tracker\[0\] key is .*Phase.WARM, which would come back as a plain int"),
     ],
 )
 def test_what_would_come_back_as_another_class_is_refused_by_name(value: Any, said: str) -> None:

@@ -8,6 +8,7 @@ torch's get/set_optimizer_state_dict (datapath T14). Tensors are `model/<name>`,
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from trainer_sidecar.train.ownership import Entry
 from trainer_sidecar.train.places import Places
 from trainer_sidecar.train.stage import Stage
 
+_AFTERWARDS = (
+    "after session.close(), which the end of the with block calls, too (merge_and_unload of adapters)"
+)
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -103,7 +107,7 @@ class State:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if id(p) not in self.names:
-                        raise ValueError(self._foreign(i, p))
+                        raise ValueError(self._foreign(i, optimizer, p))
 
     def capture(self, *, documents: bool = True) -> Captured:
         """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
@@ -129,22 +133,32 @@ class State:
             found.extra[key] = self._extra(key, obj.state_dict(), found.pieces)
         return found
 
-    def _foreign(self, i: int, parameter: torch.Tensor) -> str:
+    def _foreign(self, i: int, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
         """Why an optimizer may have a parameter that the model has not, and what to do."""
         known = list(self.model.parameters())
-        tied = [p for p in _tied(self.model).values() if p[0].shape == parameter.shape]
+        tied = self._tied_late(optimizer, parameter)
         why = (
             "it was replaced since, or is another model's: build the optimizer last, from model.parameters()"
         )
         if any(isinstance(p, DTensor) for p in known) and not isinstance(parameter, DTensor):
             why = "build the optimizer after fully_shard, from model.parameters()"
         elif tied:
-            why = (
-                f"{' and '.join(tied[0][1])} were tied after the optimizer was built: tie weights before that"
-            )
+            why = f"{' and '.join(tied)} were tied after the optimizer was built: tie weights before that"
         return (
             f"optimizer {i} has a parameter of shape {tuple(parameter.shape)} that is not in the model: {why}"
         )
+
+    def _tied_late(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[str]:
+        """Names of the tie that has put `parameter` out of the model, where ties explain all foreign ones."""
+        tied = list(_tied(self.model).values())
+        gone: collections.Counter[torch.Size] = collections.Counter()
+        for kept, names in tied:
+            gone[kept.shape] += len(names) - 1
+        mine = [p for group in optimizer.param_groups for p in group["params"]]
+        foreign = collections.Counter(p.shape for p in mine if id(p) not in self.names)
+        if not foreign <= gone:
+            return []
+        return next(names for kept, names in tied if kept.shape == parameter.shape)
 
     def _refuse_late(self) -> None:
         """Raises ValueError for a model that was changed since the session began: it would save and not resume."""
@@ -156,7 +170,7 @@ class State:
             )
             raise ValueError(
                 f"{what} after the session had begun, so that no resume would find the model as it was saved: do that "
-                "before the optimizer is built and before Session.from_env, in every attempt"
+                f"before the optimizer is built and before Session.from_env, in every attempt, or {_AFTERWARDS}"
             )
         now = {self.stage.name(plain(name)): p for name, p in self.model.named_parameters()}
         before = set(self.names.values())
@@ -166,7 +180,7 @@ class State:
         if gone := sorted(before - now.keys()):
             raise ValueError(
                 f"parameter {gone[0]} was taken out of the model after the session had begun, so that no resume would "
-                "fit what is saved: do that before Session.from_env, in every attempt"
+                f"fit what is saved: do that before Session.from_env, in every attempt, or {_AFTERWARDS}"
             )
 
     def put_extra(self, captured: Captured, key: str, state: Any) -> None:
@@ -293,7 +307,7 @@ class State:
 def _came_late(what: str, parameter: torch.Tensor) -> str:
     return (
         f"{what} of shape {tuple(parameter.shape)} was not in the model when the session began: add layers and "
-        "parameter groups before Session.from_env, in every attempt"
+        f"parameter groups before Session.from_env, in every attempt, or {_AFTERWARDS}"
     )
 
 

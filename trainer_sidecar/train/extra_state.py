@@ -33,6 +33,8 @@ def flatten(value: Any, path: str, keep: Callable[[str, torch.Tensor], None]) ->
         return {"$stored": path}
     kind = type(value)
     if kind in _TAGS and all(isinstance(key, str) for key in value):
+        for key in value:
+            tagged.refuse_enum(key, f"{path} key")
         return {_TAGS[kind]: [[key, flatten(v, below(path, key), keep)] for key, v in value.items()]}
     if kind in (list, tuple):
         items = [flatten(v, f"{path}/{i}", keep) for i, v in enumerate(value)]

@@ -111,6 +111,7 @@ class Saves:
         self.last_failure = ""
         """Why the newest failed save failed; rank 0 hears it from the sidecar, a rank that gave up knows its own."""
         self.last_staging_seconds = 0.0
+        """For which training stood: the copy, and the look at frozen weights."""
         self.last_save_seconds = 0.0
         """From stage to commit of the newest commit; known to rank 0."""
 
@@ -135,12 +136,14 @@ class Saves:
             self._reserving.join()
         captured, frozen = split(captured)
         save.compares = self._compare.next()
-        seal = self._stage(save, captured, content)
+        began = time.monotonic()
+        seen = look(frozen)  # training waits for it as for the copy
+        seal = self._stage(save, captured, content, began)
         if seal is not None and save.compares and self._env.world_size > 1:
             shared = replicas.digests(captured, self._env.rank)
             shared.update(replicas.documents(captured, self._stage_name))
             seal = seal[0].model_copy(update={"replica_digests": shared}), seal[1]
-        self._start(save, seal, frozen)
+        self._start(save, seal, frozen, seen)
         return save
 
     def pass_over(self, progress: Progress, reason: str) -> InFlight:
@@ -148,7 +151,7 @@ class Saves:
         save = self._open(progress)
         save.detail = reason
         self._give_up(save.save_id, reason)
-        self._start(save, None, Captured())
+        self._start(save, None, Captured(), Look())
         return save
 
     def _open(self, progress: Progress) -> InFlight:
@@ -162,8 +165,10 @@ class Saves:
         self.in_flight.micro = progress.micro_step
         return self.in_flight
 
-    def _start(self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured) -> None:
-        arguments = (save, staged, frozen, look(frozen))
+    def _start(
+        self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured, seen: Look
+    ) -> None:
+        arguments = (save, staged, frozen, seen)
         save.thread = threading.Thread(
             target=self._background, args=arguments, daemon=True, name=f"rtj-save-{save.step}"
         )
@@ -175,20 +180,19 @@ class Saves:
         return f" of stage {self._env.rank * stages // self._env.world_size}" if stages > 1 else ""
 
     def _stage(
-        self, save: InFlight, captured: Captured, content: Content
+        self, save: InFlight, captured: Captured, content: Content, began: float
     ) -> tuple[Seal, OwnershipPlan] | None:
         """Copy and describe; None when this rank gives the save up."""
-        begin = time.monotonic()
         ownership = self._planner.plan(captured.entries)
         try:
-            deadline = begin + self._env.plan.checkpoint.save_timeout_seconds
+            deadline = began + self._env.plan.checkpoint.save_timeout_seconds
             generation = self._stager.stage(ownership, captured, deadline)
         except (StagingFailed, OSError) as error:
             log.error("step %d is not saved: %s", save.step, error)
             save.detail = str(error)
             self._give_up(save.save_id, str(error))
             return None
-        self.last_staging_seconds = time.monotonic() - begin
+        self.last_staging_seconds = time.monotonic() - began
         return self._seal(save, ownership, content, generation), ownership
 
     def _give_up(self, save_id: str, reason: str) -> None:

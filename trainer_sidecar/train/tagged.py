@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import enum
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ MAX_TENSOR_BYTES = 16 * 1024
 
 def encode(value: Any, path: str = "state") -> Any:
     """JSON-ready form of `value`. Raises TypeError naming path and class of what cannot be represented."""
+    refuse_enum(value, path)
     if value is None or isinstance(value, bool | str):
         return value
     _refuse_variants(value, path)
@@ -30,6 +32,15 @@ def encode(value: Any, path: str = "state") -> Any:
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved without pickle: "
         "give the object a state_dict() of numbers, strings, lists, tuples, dicts and tensors"
     )
+
+
+def refuse_enum(value: Any, path: str) -> None:
+    """An IntEnum or StrEnum would come back as an int or str. Raises TypeError."""
+    if isinstance(value, enum.Enum):
+        raise TypeError(
+            f"{path} is {type(value).__module__}.{type(value).__qualname__}.{value.name}, which would come back as a "
+            f"plain {type(value.value).__name__}: let state_dict() give its value and load_state_dict() make it again"
+        )
 
 
 def _refuse_variants(value: Any, path: str) -> None:
@@ -63,6 +74,8 @@ def _float(value: float, _: str) -> Any:
 
 def _dict(value: dict[Any, Any], path: str) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        for key in value:
+            refuse_enum(key, f"{path} key")
         return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
     return {"$dict": _pairs(value, path)}
 
