@@ -87,17 +87,22 @@ class Elector:
             log.warning("Lease %s/%s: %s", self._namespace, self._name, exc)
         return self.leading
 
-    async def release(self) -> None:
-        """Let another replica begin at once. Failing to do so costs it the lease's duration."""
+    async def release(self, within: float) -> None:
+        """Let another replica begin at once. Failing to do so, or to be answered within so many seconds, costs it the
+        lease's duration."""
         if self._renewed is None:
             return
         self._renewed = None
         try:
-            lease = await self._kube.get(LEASES, self._namespace, self._name)
-            if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
-                await self._write(lease, {"holderIdentity": None, "leaseDurationSeconds": 1})
-        except KubeError as exc:
-            log.warning("Lease %s/%s was not released: %s", self._namespace, self._name, exc)
+            await asyncio.wait_for(self._give_back(), within)
+        except (KubeError, TimeoutError) as exc:
+            why = str(exc) or f"no answer within {within:g} s"
+            log.warning("Lease %s/%s was not released: %s", self._namespace, self._name, why)
+
+    async def _give_back(self) -> None:
+        lease = await self._kube.get(LEASES, self._namespace, self._name)
+        if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+            await self._write(lease, {"holderIdentity": None, "leaseDurationSeconds": 1})
 
     async def _claim(self, started: float) -> bool:
         """Whether the lease is this candidate's now. Raises KubeError when that is not known.

@@ -1,7 +1,8 @@
 """`rtj-operator`: flags and environment to a running process.
 
 Every flag has an environment variable of the same name (RTJ_OPERATOR_...), so that the chart sets either. SIGTERM ends
-the process at once and safely: there is nothing that a later one would not find.
+the process within seconds and safely: there is nothing that a later one would not find. Nobody waits for a thread that
+waits for a store.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import kopf
 
@@ -41,20 +42,31 @@ from trainer_sidecar.contract.volume import ENV_STORE_ENDPOINT, ENV_STORE_REGION
 
 log = logging.getLogger("rtj_operator")
 ENV_PREFIX = "RTJ_OPERATOR_"
+RELEASE_SECONDS = 5.0
+"""Of the grace period, for giving back the Lease."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the operator until SIGTERM or SIGINT."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the operator until SIGTERM or SIGINT, and end the process: 0 when it was told to, 1 when it could not go on.
+
+    Raises SystemExit when the flags are wrong.
+    """
     options = parse(argv)
     _log_to_stderr(options.log_level, options.log_format)
+    loop, code = asyncio.Runner(), 0  # never closed: that, and Python's own end, would wait for the threads
     try:
-        asyncio.run(run(options))
+        loop.run(run(options))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        return 0
+        log.info("interrupted")
     except LostLeadership as exc:
         log.error("%s: ending, to stand by again", exc)
-        return 1
-    return 0
+        code = 1
+    except Exception:
+        log.exception("the operator cannot go on")
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -122,7 +134,7 @@ async def run(options: argparse.Namespace) -> None:
                 await task
         await asyncio.to_thread(supervisor.stop)
         if elector is not None:
-            await elector.release()
+            await elector.release(RELEASE_SECONDS)
         if runner is not None:
             await runner.cleanup()
         await observer.close()
@@ -277,4 +289,4 @@ def _log_to_stderr(level: str, form: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

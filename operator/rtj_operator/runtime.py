@@ -205,7 +205,7 @@ async def serve(runtime: Runtime, port: int) -> web.AppRunner:
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
     await runner.setup()
     await web.TCPSite(runner, None, port).start()
     return runner

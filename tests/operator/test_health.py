@@ -134,7 +134,8 @@ def test_each_has_its_page_and_the_outage_a_metric(process: Process) -> None:
         process.kube.away = True
         process.now += 400
         await runtime.sweep()
-        host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        port = next(address[1] for address in runner.addresses if len(address) == 2)  # IPv6 has another
+        host = f"http://127.0.0.1:{port}"
         try:
             async with aiohttp.ClientSession() as session:
                 found = {}

@@ -101,13 +101,30 @@ def test_an_order_to_end_lets_the_other_begin_at_its_next_try() -> None:
         first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
         await first.try_once()
         assert not await second.try_once()
-        await first.release()
+        await first.release(5)
         assert not first.leading
         assert await second.try_once()
-        await first.release()
+        await first.release(5)
         assert lease(kube)["holderIdentity"] == "b", "a second release takes nothing from its follower"
 
     asyncio.run(released())
+
+
+def test_a_lease_that_cannot_be_given_back_in_time_holds_up_no_end() -> None:
+    async def hanging() -> None:
+        kube, clock = FakeKube(), Clock()
+        only = candidate(kube, "a", clock)
+        await only.try_once()
+
+        async def never(*_: Any) -> Object:
+            await asyncio.Event().wait()
+            return {}
+
+        kube.get = never  # type: ignore[method-assign]
+        await only.release(0.01)
+        assert not only.leading
+
+    asyncio.run(hanging())
 
 
 def test_an_api_server_that_is_away_is_survived_up_to_the_renew_deadline() -> None:
@@ -134,7 +151,7 @@ def test_two_that_reach_for_a_free_lease_at_once_do_not_both_get_it() -> None:
         kube, clock = FakeKube(), Clock()
         first, second = candidate(kube, "a", clock), candidate(kube, "b", clock)
         await first.try_once()
-        await first.release()
+        await first.release(5)
         seen = await kube.get(LEASES, "rtj", "operator")
         assert await second.try_once()
 
@@ -249,7 +266,7 @@ def test_the_process_works_only_while_it_leads_and_ends_when_it_does_not() -> No
         await asyncio.sleep(0.01)
         assert works.standby
         assert not works.begun
-        await other.release()
+        await other.release(5)
         while not works.begun:
             await asyncio.sleep(0.001)
         assert not works.standby
