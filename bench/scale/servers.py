@@ -21,6 +21,8 @@ from pathlib import Path
 import boto3
 import urllib3
 
+from hack.cache_folder import cache_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "scale"
 ADMIN, OPERATOR = "bench-admin-token", "bench-operator-token"
@@ -85,7 +87,7 @@ def programs() -> Path:
     subprocess.run(
         [sys.executable, str(ROOT / "hack" / "cluster"), "build"], check=True, stdout=subprocess.DEVNULL
     )
-    cache = Path(os.environ.get("RTJ_CACHE", "~/.cache/rtj")).expanduser() / "bin"
+    cache = cache_folder() / "bin"
     newest = max(cache.iterdir(), key=lambda p: p.stat().st_mtime, default=None)
     if newest is None or not (newest / "kube-apiserver").exists():
         raise FileNotFoundError(f"no kube-apiserver below {cache}: run hack/cluster build")

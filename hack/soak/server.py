@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hack.cache_folder import cache_folder
+
 ACCESS, SECRET, BUCKET = "rtj-soak", "rtj-soak-secret", "rtj-soak"
 
 
@@ -78,8 +80,7 @@ def free_port() -> int:
 
 
 def _binary() -> str:
-    named = os.environ.get("RTJ_VERSITYGW")
-    cache = Path(os.environ.get("RTJ_CACHE") or Path.home() / ".cache" / "rtj")
+    named, cache = os.environ.get("RTJ_VERSITYGW"), cache_folder()
     found = [Path(named)] if named else sorted(cache.glob("bin/*/versitygw"), key=lambda p: p.stat().st_mtime)
     if not found:
         raise ServerError(f"no versitygw below {cache}/bin: build it with `make cluster-build`")

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).parents[2] / "hack" / "cluster"
-sys.path.insert(0, str(TOOL))
+sys.path[:0] = [str(TOOL), str(TOOL.parents[1])]
 
+from hack.cache_folder import cache_folder  # noqa: E402
 from localcluster import archives, binaries, forwarder, images, inputs, processes, settings  # noqa: E402
 
 
@@ -22,6 +23,21 @@ def at(tmp_path: Path) -> settings.Settings:
     return settings.from_environment(
         {"RTJ_CLUSTER_DIR": str(tmp_path / "state"), "RTJ_CACHE": str(tmp_path / "cache")}
     )
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"XDG_CACHE_HOME": "/elsewhere"},
+        {"XDG_CACHE_HOME": "/elsewhere", "RTJ_CACHE": "~/ours"},
+        {"RTJ_CACHE": "", "XDG_CACHE_HOME": ""},
+    ],
+)
+def test_all_tools_find_the_same_cache(environ: dict[str, str]) -> None:
+    found = settings.from_environment(environ).cache
+    assert found == cache_folder(environ)
+    assert str(found).startswith("/elsewhere") == (environ == {"XDG_CACHE_HOME": "/elsewhere"})
 
 
 def test_a_port_that_is_no_number_is_refused_by_name() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,10 @@ import kubernetes.client
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from hack.cache_folder import cache_folder  # noqa: E402
+
 CHART = ROOT / "charts" / "rtj-operator"
 
 
@@ -27,7 +30,7 @@ def run(*command: str, ok: bool = True) -> str:
 def helm() -> str:
     """The helm that the local cluster is built with; the cluster need not run."""
     run(sys.executable, str(ROOT / "hack" / "cluster"), "build")
-    cache = Path(os.environ.get("RTJ_CACHE") or Path.home() / ".cache" / "rtj")
+    cache = cache_folder()
     found = sorted(cache.glob("bin/*/helm"), key=lambda p: p.stat().st_mtime)
     assert found, f"no helm below {cache}/bin after hack/cluster build"
     return str(found[-1])

@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,9 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from hack.cache_folder import cache_folder
+
 ACCESS, SECRET = "rtj-test", "rtj-test-secret"
 
 
@@ -26,7 +30,7 @@ def find_versitygw() -> str:
     if named:
         assert Path(named).is_file(), f"RTJ_VERSITYGW names {named}, which is no file"
         return named
-    cache = Path(os.environ.get("RTJ_CACHE") or Path.home() / ".cache" / "rtj")
+    cache = cache_folder()
     found = sorted(cache.glob("bin/*/versitygw"), key=lambda p: p.stat().st_mtime)
     assert found, (
         f"no versitygw below {cache}/bin: the tests need a real S3 server, build it with `make cluster-build`"

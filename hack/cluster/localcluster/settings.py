@@ -80,11 +80,11 @@ class Settings:
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings; a port that is no number raises `ClusterError`."""
-    default_cache = environ.get("XDG_CACHE_HOME", "~/.cache") + "/rtj"
+    default_cache = (environ.get("XDG_CACHE_HOME") or "~/.cache") + "/rtj"
     binaries = environ.get("RTJ_CLUSTER_BIN")
     return Settings(
         state=Path(environ.get("RTJ_CLUSTER_DIR", "/var/tmp/rtj-cluster")).absolute(),
-        cache=Path(environ.get("RTJ_CACHE", default_cache)).expanduser().absolute(),
+        cache=Path(environ.get("RTJ_CACHE") or default_cache).expanduser().absolute(),
         api_port=_port(environ, "RTJ_CLUSTER_API_PORT", 16443),
         s3_port=_port(environ, "RTJ_CLUSTER_S3_PORT", 17070),
         binaries=Path(binaries).absolute() if binaries else None,
