@@ -86,6 +86,7 @@ class Reconciler:
             raw = await self.kube.get(RTJ, namespace, name)
         except NotFound:
             self.metrics.forget(key)
+            self.memory.gone(key)
             return None
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
@@ -211,9 +212,6 @@ class Reconciler:
             )
             raise TryLater(str(exc)) from exc
         except (FenceTrouble, ForeignObject, Invalid, Forbidden) as exc:
-            if isinstance(exc, Forbidden) and subject.status.phase is Phase.RUNNING and missing_right(exc):
-                await self._cannot_look(subject.raw, subject.job, subject.spec, missing_right(exc))
-                raise TryLater(str(exc)) from exc
             await self._say(subject, view, trouble_of(exc))
             raise TryLater(str(exc)) from exc
         except (Unavailable, NotFound, AlreadyExists) as exc:
@@ -231,11 +229,15 @@ class Reconciler:
             await self.events.post(raw, (event,))
             if status != parse_job(raw).status:
                 fresh = Subject(raw, subject.job, subject.spec, status, subject.observed)
-                await self.applier.write_status(status, fresh)
+                await self._tell(status, fresh)
         except (Conflict, NotFound, Unavailable, Invalid, Forbidden) as exc:
             log.warning(
                 "%s/%s: %s (and it could not be written into the status: %s)", *_key(subject), trouble, exc
             )
+
+    async def _tell(self, status: JobStatus, subject: Subject) -> None:
+        """Write what went wrong. That the write comes back as an event is no news: the next look waits its time."""
+        self.memory.told(_key(subject), await self.applier.write_status(status, subject))
 
     async def _cannot_look(
         self, raw: Object, job: ResumableTrainingJob, spec: EffectiveSpec, sentence: str
@@ -246,7 +248,7 @@ class Reconciler:
         if status == job.status:
             return
         try:
-            await self.applier.write_status(status, Subject(raw, job, spec, status, Observed()))
+            await self._tell(status, Subject(raw, job, spec, status, Observed()))
         except KubeError as exc:
             log.warning(
                 "%s/%s: %s (and it is not in the status: %s)", spec.namespace, spec.name, sentence, exc

@@ -62,6 +62,8 @@ class Memory:
     _calm: int = 0
     _held: dict[Key, list[Object]] = field(default_factory=dict)
     """What watches saw while this process was writing: its own write may come back before the answer does."""
+    _told: dict[Key, Versions] = field(default_factory=dict)
+    """The last write that says why a job is tried again later: it comes back, maybe after the next look has begun."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,6 +82,8 @@ class Memory:
         """A watch saw `body`. True, and the memory is stale, unless exactly that version was read or written here."""
         if key in self._held:
             self._held[key].append(body)
+            return False
+        if version_of(body) == self._told.get(key):
             return False
         entry = self._entries.get(key)
         if (
@@ -103,6 +107,15 @@ class Memory:
             return False
         entry.versions |= version_of(body)
         return not any(self.changed(key, seen) for seen in held)
+
+    def told(self, key: Key, body: Object) -> None:
+        """`body` was written only to say why the job is tried again later: when it comes back that is no news."""
+        self._told[key] = version_of(body)
+
+    def gone(self, key: Key) -> None:
+        """The job does not exist any more."""
+        self.forget(key)
+        self._told.pop(key, None)
 
     def differs(self, key: Key, versions: Versions) -> bool | None:
         """Whether a sweep saw something else than what is remembered; None when nothing is."""
@@ -137,8 +150,8 @@ class Memory:
 
     def drop_others(self, keys: Iterable[Key]) -> None:
         """Jobs that a sweep did not find any more are forgotten."""
-        for key in set(self._entries) - set(keys):
-            self.forget(key)
+        for key in {*self._entries, *self._told} - set(keys):
+            self.gone(key)
 
 
 def is_calm(raw: Object, jobs: tuple[JobView, ...], pods: tuple[PodView, ...]) -> bool:

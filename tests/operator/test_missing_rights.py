@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +14,13 @@ from typing import Any
 import pytest
 import yaml
 from fake_cluster import KEY, Cluster, assert_one_of_everything, run_until_planned
+from fake_kube import FakeKube
 from operator_values import end_report, sidecar
 
+from rtj_operator import fencing
+from rtj_operator.api.names import FINALIZER, LABEL_PLACEMENT
 from rtj_operator.fencing import Stores
-from rtj_operator.kube import EVENTS, RTJ, Forbidden, KubeError
+from rtj_operator.kube import EVENTS, PODS, RTJ, Forbidden, Kind, KubeError
 from rtj_operator.main import _crd_lists
 from rtj_operator.observe import Graves
 from rtj_operator.reconcile import TryLater
@@ -23,7 +28,8 @@ from rtj_operator.remembered import Entry, Memory
 from rtj_operator.rights import missing_right
 from rtj_operator.sweep import sweep
 from trainer_sidecar.contract.outcome import OutcomeKind
-from trainer_sidecar.store.base import AccessDeniedError
+from trainer_sidecar.store.base import AccessDeniedError, UnavailableError
+from trainer_sidecar.store.verify import FormatTooNewError
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = {
@@ -88,6 +94,164 @@ def test_a_right_that_the_job_needs_is_in_its_condition_and_event_until_it_is_gr
     run_until_planned(cluster, operator)
     assert_one_of_everything(cluster)
     assert "RightMissing" not in str(cluster.status()["conditions"])
+
+
+def leftover_pod(cluster: Cluster) -> None:
+    """A pod of an older placement still stands, and the job trains."""
+    pod = copy.deepcopy(cluster.kube.objects[PODS.plural, "ns", "sft-p1-0"])
+    pod["metadata"] |= {"name": "sft-p0-0", "uid": "old", "annotations": {}}
+    pod["metadata"]["labels"][LABEL_PLACEMENT] = "0"
+    cluster.kube.put(PODS, pod)
+
+
+def lost_pod(cluster: Cluster) -> None:
+    """A pod is deleted by hand, and none comes up for the next placement."""
+    del cluster.kube.objects[PODS.plural, "ns", "sft-p1-0"]
+    cluster.pods_come_up = lambda: None  # type: ignore[method-assign]
+
+
+def edited(**spec: Any) -> Callable[[Cluster], None]:
+    def edit(cluster: Cluster) -> None:
+        raw = cluster.kube.objects[RTJ.plural, "ns", "sft"]
+        raw["spec"].update(spec)
+        raw["metadata"]["generation"] += 1
+        cluster.kube.put(RTJ, raw)
+
+    return edit
+
+
+def ranks_refuse(cluster: Cluster) -> None:
+    refused = end_report(OutcomeKind.RESUME_REFUSED, epoch=1)
+    cluster.answers.update({i: refused.model_copy(update={"pod_index": i}) for i in (0, 1)})
+
+
+def deleted(cluster: Cluster) -> None:
+    raw = cluster.kube.objects[RTJ.plural, "ns", "sft"]
+    raw["spec"]["deletionPolicy"] = "Delete"
+    raw["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    cluster.kube.put(RTJ, raw)
+
+
+@pytest.mark.parametrize(
+    ("happens", "verb", "resource", "phase"),
+    [
+        (leftover_pod, "delete", "pods", "Running"),
+        (lost_pod, "delete", "pods", "Pending"),
+        (lost_pod, "delete", "jobs", "Pending"),
+        (edited(suspend=True), "patch", "pods", "Saving"),
+        (edited(deletionPolicy="Delete"), "patch", "resumabletrainingjobs", "Running"),
+        (deleted, "delete", "pods", "Deleting"),
+        (ranks_refuse, "delete", "jobs", "Failed"),
+    ],
+)
+def test_an_action_that_is_refused_again_and_again_is_written_once(
+    tmp_path: Path, happens: Callable[[Cluster], None], verb: str, resource: str, phase: str
+) -> None:
+    """Each write comes back as an event and asks for another look: two that contradict each other would never end."""
+    cluster = Cluster(tmp_path / "store")
+    cluster.answers.update({0: sidecar(0, epoch=1), 1: sidecar(1, epoch=1)})
+    operator = cluster.operator()
+    run_until_planned(cluster, operator)
+    assert cluster.status()["phase"] == "Running"
+    deny(cluster, verb, resource)
+    if phase == "Failed":
+        leftover_pod(cluster)
+        deny(cluster, "delete", "pods")
+    happens(cluster)
+    operator.memory.stale(KEY)
+    for _ in range(4):
+        with contextlib.suppress(TryLater):
+            cluster.step(operator)
+    assert f"grant {verb} on {resource}" in shown(cluster) or phase == "Failed"
+    assert "RightMissing" in shown(cluster)
+    writes = len(cluster.kube.log)
+    for _ in range(3):
+        until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert cluster.kube.log[writes:] == []
+    assert cluster.status()["phase"] == phase
+    if phase == "Failed":
+        assert cluster.status()["reason"] == "ResumeRefused", "why it failed is not lost over it"
+    cluster.kube.denied.clear()
+    for _ in range(4):
+        with contextlib.suppress(TryLater):
+            cluster.step(operator)
+    raw = cluster.kube.objects[RTJ.plural, "ns", "sft"]
+    let_go = phase == "Deleting" and raw["metadata"]["finalizers"] == []
+    assert let_go or "RightMissing" not in str(raw["status"])
+
+
+def test_pods_that_a_webhook_refuses_to_have_changed_are_said_once(tmp_path: Path) -> None:
+    class Hooked(FakeKube):
+        hooked = False
+
+        async def patch(self, kind: Kind, namespace: str, name: str, body: Any, **kwargs: Any) -> Any:
+            if self.hooked and kind is PODS:
+                sentence = f'admission webhook "policy" denied the request: {name} may not be changed'
+                raise Forbidden(f"PATCH: 403: {sentence}", status=403, sentence=sentence)
+            return await super().patch(kind, namespace, name, body, **kwargs)
+
+    cluster = Cluster(tmp_path / "store")
+    hooked, objects = Hooked(), cluster.kube.objects
+    hooked.objects, cluster.kube = objects, hooked
+    cluster.answers.update({0: sidecar(0, epoch=1), 1: sidecar(1, epoch=1)})
+    operator = cluster.operator()
+    run_until_planned(cluster, operator)
+    del objects[PODS.plural, "ns", "sft-p1-1"]["metadata"]["annotations"]
+    hooked.hooked = True
+    operator.memory.stale(KEY)
+    until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert 'PodRefused: PATCH: 403: admission webhook "policy"' in shown(cluster)
+    assert cluster.status()["reason"] == "RanksTraining"
+    writes = len(hooked.log)
+    for _ in range(3):
+        until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert hooked.log[writes:] == []
+
+
+def test_a_store_written_by_a_later_version_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def too_new(*_: Any, **__: Any) -> Any:
+        tries.append(1)
+        raise FormatTooNewError("manifest of 000000000009-0000000003-0123abcd has schema 9: upgrade")
+
+    cluster = Cluster(tmp_path / "store")
+    operator = cluster.operator()
+    monkeypatch.setattr(fencing, "fence_and_pick", too_new)
+    until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert "SchemaMismatch" in shown(cluster)
+    writes = len(cluster.kube.log)
+    for _ in range(3):
+        until_it_is_in_the_way(lambda: cluster.step(operator))
+    assert cluster.kube.log[writes:] == []
+    assert len(tries) == 4
+    monkeypatch.undo()
+    run_until_planned(cluster, operator)
+    assert_one_of_everything(cluster)
+    assert "SchemaMismatch" not in str(cluster.status())
+
+
+def test_trouble_that_reads_otherwise_each_time_comes_back_as_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stores put request numbers and times into their errors: the write of each must not void the growing wait."""
+    requests = itertools.count(1)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise UnavailableError(f"PUT: 503 SlowDown (request {next(requests)})")
+
+    cluster = Cluster(tmp_path / "store")
+    operator = cluster.operator()
+    monkeypatch.setattr(fencing, "fence_and_pick", away)
+    for number in (1, 2, 3):
+        until_it_is_in_the_way(lambda: cluster.step(operator))
+        raw = cluster.kube.objects[RTJ.plural, "ns", "sft"]
+        assert f"(request {number})" in raw["status"]["message"]
+        assert not operator.memory.changed(KEY, raw)
+        cluster.kube.put(RTJ, raw)
+        assert operator.memory.changed(KEY, raw), "what somebody else writes is news"
 
 
 def test_the_finalizer_needs_a_right_that_is_named_before_anything_is_placed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
-from rtj_operator.conditions import ConditionType, EventReason, Reason, find
+from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
@@ -19,7 +19,7 @@ from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
 from rtj_operator.decide.refused import as_placed, goes_on, held_back
-from rtj_operator.decide.removal import finalizer_refused, removal, with_finalizer
+from rtj_operator.decide.removal import finalizer_waits, removal, with_finalizer
 from rtj_operator.decide.reopened import reopened, with_failed_spec
 from rtj_operator.decide.resize import (
     deadline_passed,
@@ -29,6 +29,7 @@ from rtj_operator.decide.resize import (
     spec_changed,
     suspended,
 )
+from rtj_operator.decide.trouble import refused_so_far, still_said
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, told
 from trainer_sidecar.contract.journal import Cause
@@ -123,17 +124,7 @@ def job_missing(view: View) -> Step | None:
     seen = placement.job_uid is not None or any(r.placement == placement.number for r in view.status.attempts)
     if seen or any(j.placement == placement.number for j in view.observed.jobs):
         return new_placement(view, view.status, Cause.POD_LOST)
-    return Step(view.status, (create_job(placement),), WATCH_SECONDS, degraded=_refused_so_far(view.status))
-
-
-def _refused_so_far(status: JobStatus) -> tuple[str, str] | None:
-    """Why the Job could not be made last time: until it can be, nothing is as expected, and saying so anew each time
-    would be a write, an event and another look without end."""
-    degraded = find(status.conditions, ConditionType.DEGRADED)
-    if degraded is None or degraded.status != "True":
-        return None
-    refused = degraded.reason in (Reason.POD_REFUSED, Reason.TEMPLATE_REFUSED, Reason.RIGHT_MISSING)
-    return (degraded.reason, degraded.message) if refused else None
+    return Step(view.status, (create_job(placement),), WATCH_SECONDS)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -162,18 +153,29 @@ def _decision(before: View, view: View, step: Step) -> Decision:
     """Status first, then effects; garbage of older placements goes with any decision."""
     if view.spec.managed_by:
         return Decision((), before.status)
+    effects = (*step.effects, *_garbage(view, step))
     status = with_failed_spec(view, with_active_time(view, _with_job_uid(view, step.status)))
-    status = with_conditions(view, status, step.degraded or finalizer_refused(view))
+    refusal = refused_so_far(before.status) if effects or finalizer_waits(view) else None
+    if refusal is not None:
+        status = still_said(before.status, status)
+    status = with_conditions(view, status, refusal or step.degraded)
     changed = _differs(status.model_copy(update=_PACE), before.status.model_copy(update=_PACE))
     status = with_progress(replace(view, status=status), status, changed)
-    effects = step.effects
-    if not any(isinstance(e, CreateJob) for e in effects) and status.placement is not None:
-        below = status.placement.number + status.placement.released
-        effects = (*effects, *(a for a in clear_away(view, below) if a not in effects))
     write: tuple[Action, ...] = (WriteStatus(status),) if _differs(status, before.status) else ()
     events = (*step.events, *milestones(view, before.status, status))
     moments = [m for m in (step.requeue_after, next_moment(view, status)) if m is not None]
     return Decision((*write, *effects), status, min(moments, default=None), events)
+
+
+def _garbage(view: View, step: Step) -> tuple[Action, ...]:
+    """What is left of older placements; the placement that is made now has its own in its step."""
+    placement = step.status.placement
+    if placement is None or any(isinstance(e, CreateJob) for e in step.effects):
+        return ()
+    if step.degraded is not None and step.degraded[0] == Reason.STATUS_BEHIND:
+        return ()
+    below = placement.number + placement.released
+    return tuple(a for a in clear_away(view, below) if a not in step.effects)
 
 
 def _with_job_uid(view: View, status: JobStatus) -> JobStatus:

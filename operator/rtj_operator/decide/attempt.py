@@ -18,7 +18,7 @@ from rtj_operator.api import (
     RestorePointStatus,
 )
 from rtj_operator.classify import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving, save_in_flight
-from rtj_operator.conditions import ConditionType, EventReason, Reason, find
+from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.accused import judged, restore_fault, too_many_bad
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
 from rtj_operator.decide.advice import logs, with_advice
@@ -46,17 +46,6 @@ from trainer_sidecar.contract.restore_fault import RestoreFault
 
 COMMIT_WAIT_SECONDS = 30
 """How long a sealed save is waited for before it is fenced (O1)."""
-STORE_TROUBLE = frozenset(
-    {
-        Reason.STORE_UNAVAILABLE,
-        Reason.STORE_UNSUPPORTED,
-        Reason.STORE_ACCESS_DENIED,
-        Reason.CLOCK_SKEWED,
-        Reason.JOURNAL_LOST,
-        Reason.TRANSITION_BLOCKED,
-        Reason.RIGHT_MISSING,
-    }
-)
 
 
 def attempt_ended(view: View) -> Step | None:
@@ -183,7 +172,7 @@ def plan_incomplete(view: View) -> Step | None:
         if not view.all_up:
             return None
         fence = _fence_action(view, attempt, restore_fault(view.status))
-        return Step(view.status, (fence,), WATCH_SECONDS, degraded=trouble_so_far(view.status))
+        return Step(view.status, (fence,), WATCH_SECONDS)
     lacking = tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
     effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
     if attempt.epoch is not None:
@@ -251,14 +240,6 @@ def _fenced(record: AttemptRecord, update: dict[str, object], view: View) -> Att
     if seconds.fence is None:
         seconds = seconds.model_copy(update={"fence": _rounded(view.since(record.started_at))})
     return record.model_copy(update={**update, "seconds": seconds})
-
-
-def trouble_so_far(status: JobStatus) -> tuple[str, str] | None:
-    """The store's trouble as it stands: a retry that has not come back yet clears nothing."""
-    degraded = find(status.conditions, ConditionType.DEGRADED)
-    if degraded is None or degraded.status != "True" or degraded.reason not in STORE_TROUBLE:
-        return None
-    return degraded.reason, degraded.message
 
 
 def _cause(view: View) -> Cause:

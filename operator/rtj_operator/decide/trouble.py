@@ -1,17 +1,51 @@
-"""What the status says when an action was refused: by the store, by the fence, by the API server."""
+"""What the status says when an action was refused: by the store, by the fence, by the API server.
+
+One rule keeps refusals from being written again and again: as long as something is asked for, what the status says of a
+refusal stands until it was done. Taking it back before each try would be a write, an event of it, and another look
+without end.
+"""
 
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 
 from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
-from rtj_operator.conditions import ConditionType, EventReason, Reason, Verdict, set_conditions
+from rtj_operator.conditions import ConditionType, EventReason, Reason, Verdict, find, set_conditions
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.advice import RETRIED, with_advice
 from rtj_operator.decide.reopened import with_failed_spec
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import View, told
 from rtj_operator.text import printable
+
+REFUSALS = frozenset(
+    {
+        Reason.STORE_UNAVAILABLE,
+        Reason.STORE_UNSUPPORTED,
+        Reason.STORE_ACCESS_DENIED,
+        Reason.CLOCK_SKEWED,
+        Reason.JOURNAL_LOST,
+        Reason.SCHEMA_MISMATCH,
+        Reason.TRANSITION_BLOCKED,
+        Reason.ATTEMPT_SUPERSEDED,
+        Reason.TEMPLATE_REFUSED,
+        Reason.POD_REFUSED,
+        Reason.RIGHT_MISSING,
+    }
+)
+"""Reasons of refused actions that are tried again."""
+_OF_ITS_OWN = frozenset(
+    {
+        Phase.RUNNING,
+        Phase.SAVING,
+        Phase.RECOVERING,
+        Phase.SUSPENDED,
+        Phase.INVALID,
+        Phase.COMPLETE,
+        Phase.FAILED,
+    }
+)
+"""Phases whose sentence says something else that users need: a refusal stands in the condition only."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +67,42 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
         if trouble.final
         else with_advice(trouble.message, "" if trouble.about else RETRIED)
     )
-    status = told(status, phase, trouble.reason, message)
+    if trouble.final or phase not in _OF_ITS_OWN:
+        status = told(status, phase, trouble.reason, message)
     if trouble.final:
         status = with_failed_spec(view, status.model_copy(update={"ended_at": view.time}))
     if trouble.reason is Reason.ATTEMPT_SUPERSEDED:
         status = _given_up(view, status, trouble)
     event_reason = EventReason.FAILED if trouble.final else EventReason.STORE_TROUBLE
+    if trouble.reason is Reason.RIGHT_MISSING:
+        event_reason = EventReason.WAITING
     if trouble.about:
         event_reason = EventReason.DELETION_BLOCKED
     number = status.attempt.number if status.attempt else 0
     key = f"trouble/{trouble.about}{view.number}/{number}/{trouble.reason}"
     degraded = (trouble.reason.value, message)
     return with_conditions(view, status, degraded), Event(event_reason, message[:1000], key, warning=True)
+
+
+def refused_so_far(status: JobStatus) -> tuple[str, str] | None:
+    """(reason, sentence) of the refusal that the status tells of."""
+    degraded = find(status.conditions, ConditionType.DEGRADED)
+    if degraded is None or degraded.status != "True" or degraded.reason not in REFUSALS:
+        return None
+    return degraded.reason, degraded.message
+
+
+def still_said(before: JobStatus, status: JobStatus) -> JobStatus:
+    """`status` with the sentence of the refusal that `before` tells of, unless something else is meant now."""
+    refusal = refused_so_far(before)
+    meant = (status.phase, status.placement, status.attempt) == (
+        before.phase,
+        before.placement,
+        before.attempt,
+    )
+    if refusal is None or before.reason != refusal[0] or not meant:
+        return status
+    return status.model_copy(update={"reason": before.reason, "message": before.message})
 
 
 def cannot_look(job: ResumableTrainingJob, now: datetime, sentence: str) -> tuple[JobStatus, Event]:
