@@ -122,12 +122,12 @@ def test_a_pod_of_which_its_coordinator_misses_reports_is_asked_at_glances_befor
     while outcome is None and placement.now < cut + 60:
         placement.now += 1 if looks else 3
         since = placement.now - cut
-        placement.says = {"quiet_peers": [1] if since >= 4 else [], "lost_peers": [1] if since >= 10 else []}
+        placement.says = {"quiet_peers": [1] if since >= 3 else [], "lost_peers": [1] if since >= 10 else []}
         if not placement.calm():
             looks += 1
             outcome = placement.outcome()
     assert outcome == "NodeLost"
-    assert placement.now - cut == 16, "asked from the glance at 6 s on"
+    assert placement.now - cut == 13, "asked from the glance at 3 s on"
 
 
 def test_a_quiet_pod_that_answers_the_operator_needs_no_look(placement: Placement) -> None:

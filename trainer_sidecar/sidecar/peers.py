@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _MAX_REPLY = 64 * 1024
 _TIMEOUT = 3.0
-_QUIET = 0.4
+_QUIET = 0.3
 """Of the silence that means lost."""
 
 
@@ -54,8 +54,8 @@ class Heard:
         return self._silent_for(self._silence)
 
     def quiet(self) -> list[int]:
-        """Those that have missed two reports: the operator asks them itself from now on, and need not begin to count
-        when they are lost already."""
+        """Those that have missed a report: the operator asks them itself from now on, and need not begin to count when
+        they are lost already."""
         return self._silent_for(self._silence * _QUIET)
 
     def _silent_for(self, seconds: float) -> list[int]:
