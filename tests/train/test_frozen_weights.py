@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.frozen import Frozen
 from trainer_sidecar.store.verify import read_manifest
-from trainer_sidecar.train import Session, frozen
+from trainer_sidecar.train import Session, frozen, saves
+from trainer_sidecar.train.capture import Captured
 
 pytestmark = pytest.mark.timeout(120)
 EACH = CheckpointPolicy(interval_steps=1, interval_seconds=0, when_busy=WhenBusy.WAIT)
@@ -121,6 +123,23 @@ def once(action: Callable[[], None]) -> Callable[..., None]:
 def _point(world: RankWorld, plan: Plan, step: int):  # type: ignore[no-untyped-def]
     entry = next(c for c in world.commits() if (c.epoch, c.step) == (plan.epoch, step))
     return world.journal.refresh().restore_point_of(entry.checkpoint_id)
+
+
+def test_the_look_at_frozen_weights_counts_as_time_for_which_training_stood(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, spent = frozen.look, 0.2
+
+    def slow(captured: Captured) -> frozen.Look:
+        time.sleep(spent)
+        return look(captured)
+
+    monkeypatch.setattr(saves, "look", slow)
+    plan = world.attempt(topology(1, 4, micro=4), checkpoint=EACH)
+    parts = adapted()
+    with rank_of(world, plan, monkeypatch), parts.session(total_steps=1) as session:
+        parts.train(session)
+        assert session._saves.last_staging_seconds >= spent
 
 
 def test_a_small_base_is_saved_with_the_rest(world: RankWorld, monkeypatch: pytest.MonkeyPatch) -> None:

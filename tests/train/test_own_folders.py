@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,10 +25,13 @@ from trainer_sidecar.dcp import CheckpointRefused, SidecarReader
 from trainer_sidecar.train import (
     FolderRefused,
     FolderSession,
+    FolderUnusable,
     ResumeRefused,
     SaveFailed,
     TrainingLibraryError,
+    folder_restore,
     folder_session,
+    folder_sharing,
 )
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.folder_files import FoundFile, check_path, found_files, told
@@ -258,8 +262,11 @@ def test_a_folder_with_other_files_in_it_is_not_restored_into(
     with pytest.raises(ResumeRefused, match=r"has 'mine\.txt' in it, which no restore has put there"):
         handed_out(lab, point, tmp_path, monkeypatch)
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    for _ in range(2):  # what a restore has put there, the next one takes away
+    for _ in range(2):  # what a restore has put there, the next one takes away, also one that was killed
         handed_out(lab, point, tmp_path / "own", monkeypatch)
+        (tmp_path / "own" / ".rtj-restored.json.new").write_text("{")
+    assert [f.path for f in found_files(tmp_path / "own", ["rank-*"])] == []
+    handed_out(lab, point, tmp_path / "own", monkeypatch)
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [
         ".rtj-restored.json",
         "rank-00000",
@@ -281,6 +288,10 @@ def test_a_file_that_changes_while_it_is_copied_fails_the_save_by_name_and_the_n
 
     plan = alone(lab)
     with rank_of(lab.world, plan, monkeypatch), FolderSession.from_env(device="cpu") as session:
+        with pytest.raises(
+            TrainingLibraryError, match="has made a FolderSession already, .* to one FolderSession"
+        ):
+            FolderSession.from_env(device="cpu")
         with pytest.raises(FolderRefused, match="has no file in it, on no rank"):
             session.commit_folder(state.parent, step=1, ignore=["*.pt"])
         monkeypatch.setattr(folder_session, "digest_of", late)
@@ -295,13 +306,16 @@ def test_a_file_that_changes_while_it_is_copied_fails_the_save_by_name_and_the_n
 
 
 class Asked:
-    """An agreement of one rank whose others have answered already."""
+    """An agreement of one rank whose others have answered already; a list holds an answer for each round."""
 
-    def __init__(self, *others: dict[str, str]) -> None:
-        self.others = [json.dumps(other).encode() for other in others]
+    def __init__(self, *others: dict[str, str] | list[dict[str, str]]) -> None:
+        self.others = [other if isinstance(other, list) else [other] for other in others]
+        self.rounds = 0
 
     def gather(self, data: bytes) -> list[bytes]:
-        return [data, *self.others]
+        answers = [other[min(self.rounds, len(other) - 1)] for other in self.others]
+        self.rounds += 1
+        return [data, *(json.dumps(answer).encode() for answer in answers)]
 
 
 def test_each_file_of_a_folder_is_dealt_to_one_of_the_ranks_that_have_it() -> None:
@@ -314,7 +328,38 @@ def test_each_file_of_a_folder_is_dealt_to_one_of_the_ranks_that_have_it() -> No
     assert sorted(file for share in shares.values() for file in share) == list(enumerate(sizes))
     assert all(sum(size for _, size in share) <= 900 for share in shares.values())
     with pytest.raises(FolderRefused, match="rank 1: no such folder"):
-        meet(cast("Agreement", Asked({"problem": "no such folder"})), lambda: ("pod 0", "pod 0"))
+        meet(cast("Agreement", Asked({"refused": "no such folder"})), lambda: ("pod 0", "pod 0"))
+
+
+def test_ranks_that_see_one_folder_otherwise_look_again_until_it_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client of a shared file system may hold an old listing for a while."""
+    monkeypatch.setattr(folder_sharing, "_LOOK_SECONDS", 0.0)
+    stale, fresh = {"key": "all", "seen": "old"}, {"key": "all", "seen": "new"}
+    asked = Asked([stale, stale, fresh])
+    looks = iter(["older", "new", "new"])
+    assert meet(cast("Agreement", asked), lambda: ("all", next(looks)), 60).leaders == (0, 0)
+    assert asked.rounds == 3
+    with pytest.raises(FolderRefused, match="rank 1 and rank 0 see different files in one folder"):
+        meet(cast("Agreement", Asked(stale)), lambda: ("all", "new"), 0)
+
+
+def test_a_volume_that_is_full_is_no_refusal_wherever_it_is_met(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later attempt may find space; a refused resume would wait for somebody."""
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    point = lab.world.commit_of(2)
+    for where, error in (("make_ready", FolderUnusable), ("_copy", OSError)):
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_restore, where, full)
+            with pytest.raises(error, match="No space left") as failed:
+                handed_out(lab, point, tmp_path / where, monkeypatch)
+        assert not isinstance(failed.value, ResumeRefused)
 
 
 def test_only_plain_files_below_the_folder_are_kept(tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def claim(env: Environment, saver: str = "Session") -> None:
                 f"this process saves by a {before}, and a {saver} would write into the same buffers: use one of them"
             )
         raise TrainingLibraryError(
-            "this process has made a Session already, and one attempt is one session: give all phases of the training "
-            "to one Session, or start each phase by its own rtj run with its own --run-id"
+            f"this process has made a {saver} already, and one attempt is one session: give all phases of the training "
+            f"to one {saver}, or start each phase by its own rtj run with its own --run-id"
         )
     _claimed = env, saver
 

@@ -65,3 +65,8 @@ class SaveFailed(TrainingLibraryError):
 
 class FolderRefused(TrainingLibraryError):
     """A framework's folder cannot be kept, or filled, as it is: the file is named."""
+
+
+class FolderUnusable(TrainingLibraryError):
+    """A framework's folder cannot be read or written at present (no space, no permission): a later attempt may fare
+    better."""

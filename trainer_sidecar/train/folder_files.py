@@ -19,6 +19,7 @@ from trainer_sidecar.train.errors import FolderRefused
 
 PREFIX = "folder/"
 MARKER = ".rtj-restored.json"
+_MARKERS = (MARKER, f"{MARKER}.new")
 """In a folder that a restore has filled: the files that it has put there, and nobody else's."""
 
 
@@ -79,7 +80,7 @@ def _below(folder: Path, prefix: str, ignore: Sequence[str]) -> Iterator[FoundFi
     with os.scandir(folder) as entries:
         for entry in entries:
             path = prefix + entry.name
-            if path == MARKER or any(fnmatch.fnmatchcase(path, pattern) for pattern in ignore):
+            if path in _MARKERS or any(fnmatch.fnmatchcase(path, pattern) for pattern in ignore):
                 continue
             _refuse_name(folder, entry.name)
             if entry.is_symlink():
@@ -149,13 +150,14 @@ def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str]) -> None:
         check_path(path)
         (folder / path).unlink(missing_ok=True)
         _remove_empty(folder, path)
+    temporary = folder / _MARKERS[1]
+    temporary.unlink(missing_ok=True)  # a restore was killed between writing and renaming it
     left = sorted(name for name in os.listdir(folder) if name != MARKER)
     if left:
         raise FolderRefused(
             f"{folder} has {left[0]!r} in it, which no restore has put there: give restore_folder a folder of its own, "
             "one that the framework does not write into"
         )
-    temporary = folder / f"{MARKER}.new"
     temporary.write_text(json.dumps({"checkpoint": checkpoint_id, "files": sorted(paths)}))
     temporary.replace(marker)
 

@@ -80,7 +80,8 @@ class FolderRestorer:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def restore(self, point: RestorePoint) -> FolderResumed:
-        """Raises ResumeRefused when the checkpoint does not fit, cannot be read, or the folder is not its own."""
+        """Raises ResumeRefused when the checkpoint does not fit, cannot be read, or the folder is not its own;
+        FolderUnusable and OSError for a volume that does not take it, as when it is full."""
         begin = time.monotonic()
         try:
             opened = self._timed("open", lambda: self._open(point))
@@ -88,9 +89,7 @@ class FolderRestorer:
             slices = self.env.client.ask(m.AskSlices(), m.SlicesReply).slices
             files = kept_files(opened, slices)
             fetched = self._put(opened, kept, files)
-        except SidecarRefused as error:
-            raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
-        except FolderRefused as error:
+        except (SidecarRefused, FolderRefused) as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
         self.env.client.tell(m.CloseRestore(rank=self.env.rank))
         progress = opened.manifest.progress

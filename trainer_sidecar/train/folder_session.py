@@ -15,7 +15,6 @@ commit are decided as for a `Session`: the same staging, seal, upload, merge and
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -35,12 +34,13 @@ from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.folder_files import FoundFile, digest_of, found_files
 from trainer_sidecar.train.folder_restore import FolderRestorer, RestoredFolder
-from trainer_sidecar.train.folder_sharing import Sharing, dealt, key_of, meet
+from trainer_sidecar.train.folder_sharing import STALE_SECONDS, Sharing, dealt, key_of, meet
 from trainer_sidecar.train.folder_staging import FolderStager, as_tensors
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.order import NO_SAMPLES
 from trainer_sidecar.train.outcome import OutcomeFile
 from trainer_sidecar.train.ownership import Planner
+from trainer_sidecar.train.pace import Pace
 from trainer_sidecar.train.progress_reports import ProgressReports
 from trainer_sidecar.train.saves import Code, Content, Saves
 
@@ -73,7 +73,7 @@ class FolderSession:
         self._restored_into: Path | None = None
         self._restored = self.restore_point is None
         self._ordered = self._due = False
-        self._began = time.monotonic()
+        self._pace = Pace(env, self._saves)
         self._newest: int | None = None
         """Step of the newest save that this attempt has begun."""
         self._lost = False
@@ -129,7 +129,7 @@ class FolderSession:
         `folder` is empty, or was filled by an earlier restore, and is not one that the framework writes into. Ranks of
         a pod may have one folder; `shared`: all ranks of all pods have. On another mesh than that of the save,
         `all_ranks` gives every pod the files of all ranks, for the framework's converter. Raises ResumeRefused with
-        every difference named.
+        every difference named, FolderUnusable where the folder cannot be written (no space).
         """
         at = Path(folder).absolute()
         self._restored_into = at.resolve()
@@ -168,7 +168,7 @@ class FolderSession:
             Values(
                 step=step,
                 order=self._env.order_file.exists(),
-                due=self._due_by_clock(),
+                due=self._pace.due_by_clock(),
                 outcome=int(outcome) if self._env.rank == 0 else 0,
                 loss=None if loss is None else float(loss),
                 grad_norm=None if grad_norm is None else float(grad_norm),
@@ -187,11 +187,6 @@ class FolderSession:
     def _be_at(self, step: int, samples: int | None) -> None:
         self._cursor.step = step
         self._cursor.samples = step * self._cursor.global_batch if samples is None else samples
-
-    def _due_by_clock(self) -> bool:
-        """Rank 0's view; it reaches the others through the agreement."""
-        seconds = self._env.plan.checkpoint.interval_seconds
-        return self._env.rank == 0 and bool(seconds) and time.monotonic() - self._began >= seconds
 
     def _is_due(self, agreed: Values) -> bool:
         policy = self._env.plan.checkpoint
@@ -215,7 +210,7 @@ class FolderSession:
         Returns when every file is copied, so that the folder may be written again or removed; hashing and upload go
         on. With `wait`, and on the order to exit, only when it is committed. Ranks of a pod may have one folder;
         `shared`: all ranks of all pods have. `ignore` are patterns of paths that are not kept. Raises FolderRefused
-        for a link or anything else that is no file, on all ranks alike; SaveFailed, Fenced.
+        for a link or anything else that is no file, on all ranks alike; FolderUnusable, SaveFailed, Fenced.
         """
         self._refuse_unrestored()
         at = Path(folder).absolute()
@@ -232,7 +227,8 @@ class FolderSession:
         sharing, mine = self._share(at, tuple(ignore), shared=shared)
         self._stager.take(at, mine)
         save = self._saves.begin(as_tensors(mine, self._env.rank), self._content(sharing))
-        self._began, self._newest, self._lost = time.monotonic(), step, True
+        self._pace.save_began()
+        self._newest, self._lost = step, True
         self._evidence.save_began(save.checkpoint_id, step)
         self._agreement.barrier()  # every file of a folder is copied, whoever has copied it
         if wait or self._ordered:
@@ -245,10 +241,10 @@ class FolderSession:
         files: list[FoundFile] = []
 
         def look() -> tuple[str, str]:
-            files.extend(found_files(folder, ignore))
+            files[:] = found_files(folder, ignore)
             return key_of(self._env, folder, shared=shared), digest_of(files)
 
-        sharing = meet(self._agreement, look)
+        sharing = meet(self._agreement, look, STALE_SECONDS if shared else 0)
         rank = self._env.rank
         (total,) = self._agreement.sum_exact([len(files)])
         if not total:
@@ -316,18 +312,18 @@ class FolderSession:
     def _ended(self, checkpoint_id: str, code: Code) -> None:
         self._lost = code != Code.COMMITTED
         self._evidence.save_ended(checkpoint_id, not self._lost)
-        limit, failed = self._env.plan.checkpoint.max_failed_saves, self._saves.failures_in_row
-        if limit and failed >= limit:
-            raise SaveFailed(
-                f"{failed} saves in a row failed, checkpoint.maxFailedSaves is {limit}; the last one because "
-                f"{self._saves.last_failure}"
-            )
+        committed = self._saves.committed_step
+        self._pace.give_in(f"step {self._before if committed is None else committed}")
+
+    @property
+    def _before(self) -> int:
+        """Step of what this attempt goes on from."""
+        return self.restore_point.step if self.restore_point else 0
 
     @property
     def _kept(self) -> int:
         """Step of the newest save of this attempt, or of what it goes on from."""
-        before = self.restore_point.step if self.restore_point else 0
-        return before if self._newest is None else self._newest
+        return self._before if self._newest is None else self._newest
 
     def _tell_progress(self) -> None:
         if self._first_step_done:

@@ -17,6 +17,7 @@ from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import SaveFailed
 from trainer_sidecar.train.evidence import Evidence
+from trainer_sidecar.train.pace import Pace
 from trainer_sidecar.train.restore import Clockwork
 from trainer_sidecar.train.saves import Code, Content, InFlight, Saves
 
@@ -43,7 +44,7 @@ class SavePolicy:
         self._committed = self._here
         """Newest place known to be committed, the restore point's at first: nothing is lost by ending there."""
         self._ordered_at: float | None = None
-        self._began = time.monotonic()
+        self._pace = Pace(env, saves)
         self._warned = False
         self.requested = False
         self.stopped = False
@@ -53,8 +54,7 @@ class SavePolicy:
 
     def due_by_clock(self) -> bool:
         """Rank 0's view; it reaches the others through the agreement."""
-        seconds = self._env.plan.checkpoint.interval_seconds
-        return self._env.rank == 0 and bool(seconds) and time.monotonic() - self._began >= seconds
+        return self._pace.due_by_clock()
 
     @property
     def _here(self) -> tuple[int, int]:
@@ -178,17 +178,7 @@ class SavePolicy:
         if committed:
             self._committed = save.step, save.micro
         self._evidence.save_ended(save.checkpoint_id, committed)
-        self._give_in()
-
-    def _give_in(self) -> None:
-        """Training on without commits loses more with every step: a new attempt begins at the newest one."""
-        limit, failed = self._env.plan.checkpoint.max_failed_saves, self._saves.failures_in_row
-        if limit and failed >= limit:
-            raise SaveFailed(
-                f"{failed} saves in a row failed, checkpoint.maxFailedSaves is {limit}: this attempt ends so that the "
-                f"next one goes on from the newest commit, {self.place}; the last one failed because "
-                f"{self._saves.last_failure}"
-            )
+        self._pace.give_in(self.place)
 
     def _begin(self, reason: SaveReason) -> None:
         first, speaks = self._env.rank == 0, self._state.places.speaks
@@ -210,7 +200,7 @@ class SavePolicy:
         self._warn_of_loss(content.progress)
         content = self._with_window(captured, content)
         save = self._saves.begin(captured, content)
-        self._began = time.monotonic()
+        self._pace.save_began()
         self._evidence.save_began(save.checkpoint_id, save.step)
 
     def _warn_of_loss(self, progress: Progress) -> None:
