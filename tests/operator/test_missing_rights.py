@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster import KEY, Cluster, assert_one_of_everything, run_until_planned
+from fake_cluster import KEY, Cluster, assert_one_of_everything, job_object, run_until_planned
 from fake_kube import FakeKube
 from operator_values import end_report, sidecar
 
 from rtj_operator import fencing
+from rtj_operator.api import parse_job
+from rtj_operator.api.job import owner_reference
 from rtj_operator.api.names import FINALIZER, LABEL_PLACEMENT
 from rtj_operator.fencing import Stores
 from rtj_operator.kube import EVENTS, PODS, RTJ, Forbidden, Kind, KubeError
-from rtj_operator.main import _crd_lists
+from rtj_operator.main import _crd_lists, parse
 from rtj_operator.observe import Graves
 from rtj_operator.reconcile import TryLater
 from rtj_operator.remembered import Entry, Memory
@@ -368,16 +370,45 @@ def test_a_namespace_without_the_role_is_named_and_the_others_are_served(
             asyncio.run(sweep(cluster.kube, alone, memory, graves))
 
 
-def test_the_charts_rules_hold_every_right_that_these_tests_take_away() -> None:
+RTJS, CORE = RTJ.group, ""
+IN_NAMESPACES = {
+    *((RTJS, "resumabletrainingjobs", v) for v in ("get", "list", "watch", "patch", "delete")),
+    (RTJS, "resumabletrainingjobs/status", "patch"),
+    (RTJS, "resumabletrainingjobs/finalizers", "update"),
+    *(("batch", "jobs", v) for v in ("get", "list", "watch", "create", "delete")),
+    *((CORE, "pods", v) for v in ("list", "watch", "create", "patch", "delete")),
+    (CORE, "events", "list"),
+    ("events.k8s.io", "events", "create"),
+    (CORE, "secrets", "get"),
+}
+"""Each is used: watches are kopf's, `finalizers` is what `blockOwnerDeletion` in a Job's owner reference asks for."""
+OUTSIDE = {(CORE, "nodes", "get"), (CORE, "nodes", "list"), (CORE, "pods", "list")}
+
+
+def granted(rules: str) -> set[tuple[str, str, str]]:
     text = (ROOT / "charts" / "rtj-operator" / "templates" / "_names.tpl").read_text()
-    rules = text.partition('define "rtj.jobRules" -}}')[2].partition("{{- end -}}")[0]
-    plain = "\n".join(line for line in rules.splitlines() if "{{" not in line or "resourceNames" in line)
-    found = yaml.safe_load(plain.replace('{{ include "rtj.secrets" . }}', "[]"))
-    granted = {(verb, r) for rule in found for r in rule["resources"] for verb in rule["verbs"]}
-    assert granted >= {
-        *(("create", r) for r in ("jobs", "pods", "events")),
-        *(("patch", r) for r in ("pods", "resumabletrainingjobs", "resumabletrainingjobs/status")),
-        *(("list", r) for r in ("pods", "jobs", "events", "resumabletrainingjobs")),
-        *(("delete", r) for r in ("pods", "jobs", "resumabletrainingjobs")),
-        ("get", "secrets"),
+    found = text.partition(f'define "{rules}" -}}}}')[2].partition("{{- end -}}")[0]
+    plain = "\n".join(line for line in found.splitlines() if "{{" not in line or "resourceNames" in line)
+    parsed = yaml.safe_load(plain.replace('{{ include "rtj.secrets" . }}', "[]"))
+    return {
+        (g, r, v)
+        for rule in parsed
+        for g in rule["apiGroups"]
+        for r in rule["resources"]
+        for v in rule["verbs"]
     }
+
+
+def test_the_charts_rules_are_the_rights_that_the_operator_uses_and_no_more() -> None:
+    assert granted("rtj.jobRules") == IN_NAMESPACES
+    assert granted("rtj.clusterRules") == OUTSIDE
+    job = parse_job(job_object())
+    assert owner_reference(job)["blockOwnerDeletion"] is True
+
+
+def test_the_chart_sets_every_flag_of_the_operator_but_those_for_development() -> None:
+    text = (ROOT / "charts" / "rtj-operator" / "templates" / "deployment.yaml").read_text()
+    flags = {f"RTJ_OPERATOR_{name.upper()}" for name in vars(parse([]))}
+    unset = {name for name in flags if f"{{name: {name}," not in text}
+    development = {"KUBECONFIG", "SIDECAR_COMMAND", "SIDECAR_USER", "WORKERS"}
+    assert unset == {f"RTJ_OPERATOR_{name}" for name in development}

@@ -30,13 +30,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [get, list, watch, patch, delete]   # delete: ttlSecondsAfterFinished
 - apiGroups: [resumabletraining.io]
   resources: [resumabletrainingjobs/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
+- apiGroups: [resumabletraining.io]
+  resources: [resumabletrainingjobs/finalizers]
+  verbs: [update]             # an owner may hold its Jobs (admission plugin OwnerReferencesPermissionEnforcement)
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]   # create: only for server dry runs of a pod
+  verbs: [list, watch, create, patch, delete]   # create: only for server dry runs of a pod
 - apiGroups: [""]
   resources: [events]
   verbs: [list]               # why a Job's pods are refused
@@ -55,7 +58,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.nodes.read }}
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [get, list]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list]               # a node's free GPUs are those that no pod of any namespace has
