@@ -2,7 +2,7 @@
 
 Nothing is decided here. A sidecar's answer is hostile input: small, quick, parsed by its model, or it counts as no
 answer. Three things are remembered between looks, all by pod uid: since when a sidecar has left every ask unanswered,
-since when it has told the same step, and the last body of a pod that was deleted (operator.md O9, O10).
+since when step and order are the same, and the last body of a pod that was deleted (operator.md O9, O10).
 """
 
 import asyncio
@@ -95,10 +95,6 @@ class Observer:
         if self._session is not None:
             await self._session.close()
 
-    async def observe(self, job: Object, *, status_port: int, capacity_for: Object | None) -> Observed:
-        """Everything about `job` (its raw object). `capacity_for`: a pod template whose fit on the nodes is wanted."""
-        return await self.look(job, await self.read(job), status_port=status_port, capacity_for=capacity_for)
-
     async def read(self, job: Object) -> Read:
         """Its Jobs and pods, afresh. Raises KubeError."""
         meta = job["metadata"]
@@ -112,7 +108,8 @@ class Observer:
     async def look(
         self, job: Object, read: Read, *, status_port: int, capacity_for: Object | None
     ) -> Observed:
-        """What was read, with what sidecars, nodes and events say. Raises KubeError."""
+        """What was read, with what sidecars, nodes and events say. `capacity_for`: a pod template whose fit on the nodes
+        is wanted. Raises KubeError."""
         meta = job["metadata"]
         views = await self._ask(self._views(read.pods, meta["uid"]), status_port, _placement(job))
         views = await self._with_lost_nodes(views)
@@ -207,13 +204,13 @@ class Observer:
         if view.uid not in answers:
             return view
         status, now = answers[view.uid], self._clock()
+        order = self._standstill.ordered(view.uid, view.plan, now)
+        view = replace(view, polled=True, order_seconds=order.seconds, order_arrived=order.arrived)
         if status is not None:
             self._silence.answered(view.uid)
             still = self._standstill.told(view.uid, status, now)
-            return replace(
-                view, polled=True, status=status, still_seconds=still.seconds, step_arrived=still.arrived
-            )
-        return replace(view, polled=True, silent_seconds=self._silence.missed(view.uid, asked, now))
+            return replace(view, status=status, still_seconds=still.seconds, step_arrived=still.arrived)
+        return replace(view, silent_seconds=self._silence.missed(view.uid, asked, now))
 
     async def _poll(self, views: Sequence[PodView], port: int) -> dict[str, SidecarStatus | None]:
         if not views:

@@ -1,11 +1,14 @@
-"""Since when a pod's sidecar has told the same step, by this process' own clock: what a hang is judged by.
+"""Since when a pod's sidecar has told the same step, and its plan the same order, by this process' own clock: hangs and
+drains are judged by it.
 
-The status says it too, for whoever starts later, but by the wall clock, and is written once a minute only (operator.md
-O4). So it is also told whether this process saw the step arrive: then nobody needs the status.
+The status says both, too, for whoever starts later, but by the wall clock, and a step once a minute only (operator.md
+O4). So it is also told whether this process saw it become so: then nobody needs the status.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import SidecarStatus
 
 MOST_REMEMBERED = 8192
@@ -13,7 +16,7 @@ MOST_REMEMBERED = 8192
 
 @dataclass(frozen=True)
 class Still:
-    """How long it has been the same step, or the same epoch without a first one."""
+    """How long something has been as it is."""
 
     seconds: float
     """For which this process has been told so."""
@@ -22,30 +25,52 @@ class Still:
 
 
 @dataclass(frozen=True)
-class _Step:
-    epoch: int
-    step: int | None
+class _Value:
+    value: Hashable
     since: float
     arrived: bool
 
 
 @dataclass
-class Standstill:
-    """The last step of each pod that was asked, by uid; those not asked for longest are forgotten first."""
+class _Lasting:
+    """One value of each pod that was asked, by uid; those not asked for longest are forgotten first."""
 
-    _steps: dict[str, _Step] = field(default_factory=dict)
+    _values: dict[str, _Value] = field(default_factory=dict)
+
+    def told(self, uid: str, value: Hashable, now: float) -> Still:
+        before = self._values.pop(uid, None)
+        kept = _Value(value, now, before is not None)
+        if before is not None and before.value == value:
+            kept = before
+        self._values[uid] = kept
+        if len(self._values) > MOST_REMEMBERED:
+            del self._values[next(iter(self._values))]
+        return Still(now - kept.since, kept.arrived)
+
+    def last(self, uid: str) -> Hashable:
+        """None when nothing is remembered."""
+        before = self._values.get(uid)
+        return before.value if before is not None else None
+
+
+@dataclass
+class Standstill:
+    """Steps and orders of the pods that were asked. Times are monotonic."""
+
+    _steps: _Lasting = field(default_factory=_Lasting)
+    _orders: _Lasting = field(default_factory=_Lasting)
 
     def told(self, uid: str, status: SidecarStatus, now: float) -> Still:
-        """What this answer of the pod's sidecar adds. `now` is monotonic.
+        """How long this sidecar has told the same step, or that the epoch has made none yet.
 
         A sidecar that was started again tells no step for a moment, and then the old one: that is no new one.
         """
-        before = self._steps.pop(uid, None)
-        told = status.progress.step if status.progress is not None else None
-        step = _Step(status.epoch, told, now, before is not None)
-        if before is not None and before.epoch == status.epoch and told in (None, before.step):
+        step = (status.epoch, status.progress.step if status.progress is not None else None)
+        before = self._steps.last(uid)
+        if step[1] is None and isinstance(before, tuple) and before[0] == status.epoch:
             step = before
-        self._steps[uid] = step
-        if len(self._steps) > MOST_REMEMBERED:
-            del self._steps[next(iter(self._steps))]
-        return Still(now - step.since, step.arrived)
+        return self._steps.told(uid, step, now)
+
+    def ordered(self, uid: str, plan: Plan | None, now: float) -> Still:
+        """How long this pod has carried the same order of the same epoch."""
+        return self._orders.told(uid, (plan.epoch, plan.order) if plan is not None else None, now)

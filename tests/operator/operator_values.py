@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, parse_status
+from rtj_operator.api import JobSpec, JobStatus, ObjectMeta
 from rtj_operator.decide import Decision, Observed, Wanted, decide
 from rtj_operator.decide.observed import Capacity, JobView, NodeRoom, PodView
 from trainer_sidecar.contract.journal import Cause, Owner
@@ -135,7 +135,7 @@ def rooms(**fits: int) -> Capacity:
 
 def status_of(decision: Decision) -> JobStatus:
     """The status as it comes back from the API server."""
-    return parse_status(decision.status.to_dict())
+    return JobStatus.model_validate(decision.status.to_dict())
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,17 @@ class Situation:
         return replace(self, now=self.now + seconds)
 
     def still(self, seconds: float) -> Situation:
-        """Later, and this process has been told the same step all the while."""
-        later = self.later(seconds)
-        found = tuple(replace(p, still_seconds=p.still_seconds + seconds) for p in self.observed.pods)
-        return replace(later, observed=replace(self.observed, pods=found))
+        """Later, and this process has seen the same step and the same order all the while."""
+
+        def same(pod: PodView) -> PodView:
+            more = {
+                "still_seconds": pod.still_seconds + seconds,
+                "order_seconds": pod.order_seconds + seconds,
+            }
+            return replace(pod, **more)
+
+        found = replace(self.observed, pods=tuple(same(p) for p in self.observed.pods))
+        return replace(self.later(seconds), observed=found)
 
     def seeing(
         self, *, jobs: int | tuple[JobView, ...], pods: tuple[PodView, ...], capacity: Capacity | None = None

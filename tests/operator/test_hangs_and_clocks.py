@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from operator_values import EPOCH, NOW, Situation, end_report, pod, pods, running, sidecar
+from operator_values import EPOCH, NOW, Situation, end_report, plan, pod, pods, running, sidecar
 
 from rtj_operator.api import Phase, ProgressStatus
 from rtj_operator.decide import Decision
@@ -105,7 +105,17 @@ def starting() -> Situation:
     return placed.after(placed.decide())
 
 
+def saving() -> Situation:
+    """Told to save and exit, and at it."""
+    asked = running().stepping(11).specified(suspend=True)
+    asked = asked.after(asked.decide())
+    heard = plan(order=Order.SAVE_AND_EXIT)
+    found = tuple(replace(p, plan=heard, order_arrived=True) for p in asked.observed.pods)
+    return replace(asked, observed=replace(asked.observed, pods=found))
+
+
 PHASES = {
+    "saving": saving,
     "pending": pending,
     "starting": starting,
     "restoring": restoring,
@@ -131,6 +141,31 @@ def test_a_clock_that_is_set_ends_nothing_and_burns_no_budget(phase: str, jump: 
 
 
 @pytest.mark.parametrize("jump", [JUMP, -JUMP])
+def test_a_drain_has_its_time_whatever_the_clock_says_and_no_more(jump: float) -> None:
+    within = saving().later(jump).still(119)
+    assert not accused(within.decide())
+    assert accused(within.still(2).decide()), "exit_grace of the tests is 120 s"
+    successor = replace(
+        within,
+        observed=replace(
+            within.observed, pods=tuple(replace(p, order_arrived=False) for p in within.observed.pods)
+        ),
+    )
+    assert accused(successor.still(2).decide()) == (jump > 0), (
+        "by the status, which has nothing but the clock"
+    )
+
+
+def test_an_order_is_seen_to_arrive_like_a_step() -> None:
+    found, ordered = Standstill(), plan(order=Order.SAVE_AND_EXIT)
+    assert found.ordered("a", ordered, 5.0) == Still(0.0, arrived=False)
+    assert found.ordered("b", None, 5.0) == Still(0.0, arrived=False)
+    assert found.ordered("b", plan(), 6.0) == Still(0.0, arrived=True)
+    assert found.ordered("b", ordered, 60.0) == Still(0.0, arrived=True)
+    assert found.ordered("b", ordered, 90.0) == Still(30.0, arrived=True)
+
+
+@pytest.mark.parametrize("jump", [JUMP, -JUMP])
 def test_a_hang_is_found_all_the_same_and_with_its_own_number(jump: float) -> None:
     stuck = running().stepping(11).still(1000).later(jump)
     stuck = stuck.after(stuck.decide()).still(801)
@@ -141,4 +176,6 @@ def test_a_hang_is_found_all_the_same_and_with_its_own_number(jump: float) -> No
     assert (stuck.status.attempt.epoch, stuck.status.attempt.order) == (EPOCH, Order.RUN)
     assert decision.status.phase is Phase.RECOVERING
     ends = stuck.after(decision).later(jump).decide()
-    assert any(isinstance(a, FenceAndPublish) for a in ends.actions), "nor does a clock set back hold up its end"
+    assert any(isinstance(a, FenceAndPublish) for a in ends.actions), (
+        "nor does a clock set back hold up its end"
+    )

@@ -118,7 +118,7 @@ class SidecarStatus(Document):
     lost_peers: list[int] = Field(default_factory=list)
     """Pod indices silent for >= 10 s (coordinator), or [0] on a peer that cannot reach the coordinator (O10)."""
     quiet_peers: list[int] = Field(default_factory=list)
-    """Coordinator: pod indices silent for >= 3 s, the lost ones included. No verdict: whoever reads it should ask them."""
+    """Coordinator: pod indices silent for >= 3 s, the lost ones included. No verdict: who reads it should ask them."""
     phases: PhaseTimes = PhaseTimes()
 
 

@@ -1,7 +1,7 @@
 """What a reconcile saw, as immutable values: the only input of `decide` besides the job itself and the clock.
 
-Times are Unix seconds. Nothing here was remembered from an earlier reconcile but `silent_seconds` and the last bodies
-of deleted pods, and both are only evidence, never a decision.
+Times are Unix seconds. Nothing here was remembered from an earlier reconcile but for how long a pod has been silent, at
+the same step or under the same order, and the last bodies of deleted pods: only evidence, never a decision.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +41,6 @@ class PodView:
     gone: bool = False
     """Deleted: this is the last body that the watch saw (operator.md O9)."""
     ready: bool = False
-    created: float = 0.0
     scheduled: bool = False
     unschedulable: str = ""
     """The scheduler's sentence, empty when it has not said that the pod does not fit."""
@@ -76,6 +75,10 @@ class PodView:
     """Seconds for which its sidecar has told this process the same step, or that the epoch has made none yet."""
     step_arrived: bool = False
     """This process saw that step arrive, or that epoch begin: it has not been so for longer."""
+    order_seconds: float = 0.0
+    """Seconds for which this process has seen it with the order that its plan carries."""
+    order_arrived: bool = False
+    """This process saw it without that order before."""
 
     @property
     def up(self) -> bool:
@@ -86,17 +89,6 @@ class PodView:
             and self.trainer_running
             and not self.deleting
             and not self.gone
-        )
-
-    @property
-    def pending(self) -> bool:
-        """Not started yet: it may still come up."""
-        return (
-            not self.up
-            and not self.deleting
-            and not self.gone
-            and self.trainer_end is None
-            and self.phase == "Pending"
         )
 
     def outcome(self, epoch: int) -> Outcome | None:

@@ -1,6 +1,6 @@
 """Planned changes: suspend, resize, new spec, growing back. All are the order SaveAndExit, never a delete (O3)."""
 
-from rtj_operator.api import JobStatus, Phase
+from rtj_operator.api import AttemptStatus, JobStatus, Phase
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
@@ -49,7 +49,7 @@ def draining(view: View) -> Step | None:
         return drained(view, end)
     if isinstance(end, End):
         return drained(view, end)
-    if view.since(attempt.ordered_at) > view.want.exit_grace:
+    if _ordered_for(view, attempt) > view.want.exit_grace:
         text = f"the ranks did not save and exit within {view.want.exit_grace:.0f} s of the order"
         late = End(_CAUSES.get(attempt.order_reason or "", Cause.OPERATOR), "Stopped", text, False)
         return stacks_first(view, late) or drained(view, late)
@@ -59,6 +59,15 @@ def draining(view: View) -> Step | None:
     plan = view.plan
     effects = (PublishOrder(plan, Order.SAVE_AND_EXIT, ids(deaf)),) if deaf and plan else ()
     return Step(view.status, effects, WATCH_SECONDS)
+
+
+def _ordered_for(view: View, attempt: AttemptStatus) -> float:
+    """Seconds since the order: as this process has counted them if it saw pod 0 get it, else by the wall clock, which
+    may have been set meanwhile."""
+    first = next((p for p in view.standing if p.index == 0), None)
+    if first is not None and first.order_arrived and first.plan and first.plan.order is attempt.order:
+        return first.order_seconds
+    return view.since(attempt.ordered_at)
 
 
 def drained(view: View, end: End) -> Step:
