@@ -66,7 +66,8 @@ def stacks_first(view: View, end: End) -> Step | None:
     if attempt is None or plan is None:
         return None
     if attempt.stacks_at is not None:
-        left = STACKS_SECONDS - abs(view.now - attempt.stacks_at.timestamp())  # a clock set back must not hold it up
+        # A clock that was set back must not hold it up.
+        left = STACKS_SECONDS - abs(view.now - attempt.stacks_at.timestamp())
         lacking = tuple(p for p in view.standing if p.plan and p.plan.dump_stacks < attempt.stacks)
         again = (PublishPlan(_asking(plan, attempt), ids(lacking)),) if lacking else ()
         return Step(view.status, again, min(1.0, left)) if left > 0 else None
