@@ -108,8 +108,10 @@ class Observer:
     async def look(
         self, job: Object, read: Read, *, status_port: int, capacity_for: Object | None
     ) -> Observed:
-        """What was read, with what sidecars, nodes and events say. `capacity_for`: a pod template whose fit on the nodes
-        is wanted. Raises KubeError."""
+        """What was read, with what sidecars, nodes and events say. Raises KubeError.
+
+        `capacity_for`: a pod template whose fit on the nodes is wanted.
+        """
         meta = job["metadata"]
         views = await self._ask(self._views(read.pods, meta["uid"]), status_port, _placement(job))
         views = await self._with_lost_nodes(views)

@@ -76,7 +76,6 @@ def pod_view(
         delete_by=unix(meta.get("deletionTimestamp")),
         gone=gone,
         ready=ready.get("status") == "True",
-        created=unix(meta.get("creationTimestamp")),
         scheduled=scheduled.get("status") == "True",
         unschedulable=str(scheduled.get("message", "")) or "no sentence given" if unschedulable else "",
         unschedulable_since=unix(scheduled.get("lastTransitionTime")) if unschedulable else None,

@@ -62,10 +62,6 @@ class Supervisor:
         if self._thread:
             self._thread.join(timeout)
 
-    @property
-    def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def _supervise(self) -> None:
         backoffs = iter(EndlessBackoffs())
         while not self._stop.is_set():

@@ -14,7 +14,7 @@ from operator_values import plan, sidecar
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
 from rtj_operator.capacity import Usage, node_rooms, pod_requests
-from rtj_operator.decide.observed import PodView
+from rtj_operator.decide.observed import Observed, PodView
 from rtj_operator.kube import JOBS, NODES, PODS, RTJ, Forbidden, Kind, Object
 from rtj_operator.observe import MAX_STATUS_BYTES, Graves, Observer, read_status
 from rtj_operator.podview import job_view, pod_view, unix
@@ -54,6 +54,10 @@ def test_the_end_of_the_trainer_is_its_container_status_with_the_launchers_outco
     assert not found.up
 
 
+async def look(observer: Observer, job: Object) -> Observed:
+    return await observer.look(job, await observer.read(job), status_port=1, capacity_for=None)
+
+
 def test_a_pod_that_stands_after_its_grace_period_is_overdue_since_then() -> None:
     kube = FakeKube()
     past, future = "2026-01-01T00:00:30Z", "2126-01-01T00:00:00Z"
@@ -62,7 +66,7 @@ def test_a_pod_that_stands_after_its_grace_period_is_overdue_since_then() -> Non
         pod["metadata"]["deletionTimestamp"] = by
         kube.put(PODS, pod)
     job = {"metadata": {"name": "sft", "namespace": "ns", "uid": "uid-job"}}
-    seen = asyncio.run(Observer(kube).observe(job, status_port=1, capacity_for=None))
+    seen = asyncio.run(look(Observer(kube), job))
     overdue = {p.name: p.overdue_seconds for p in seen.pods}
     assert overdue["future"] == 0
     assert abs(overdue["past"] - (time.time() - unix(past))) < 5
@@ -203,8 +207,8 @@ def observe(kube: FakeKube, job: Object) -> Any:
     async def once() -> Any:
         observer = Observer(kube)
         try:
-            await observer.observe(job, status_port=1, capacity_for=None)
-            return await observer.observe(job, status_port=1, capacity_for=None)
+            await look(observer, job)
+            return await look(observer, job)
         finally:
             await observer.close()
 

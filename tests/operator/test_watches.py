@@ -56,7 +56,7 @@ def test_the_supervisor_starts_the_watches_again_after_an_error(monkeypatch: pyt
     supervisor.start()
     assert twice.wait(10)
     supervisor.stop()
-    assert not supervisor.alive
+    assert "kopf" not in {thread.name for thread in threading.enumerate()}
     assert len(runs) == 2
     assert restarts == [1]
 

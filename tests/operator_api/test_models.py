@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rtj_operator.api import InvalidJobError, Medium, parse_job, parse_status
+from rtj_operator.api import InvalidJobError, JobStatus, Medium, parse_job
 from rtj_operator.api.base import unknown_fields
 from rtj_operator.api.effective import OperatorDefaults, effective
 from rtj_operator.api.quantity import format_bytes, parse_quantity
@@ -117,8 +117,8 @@ def test_a_bad_quantity_is_named() -> None:
 
 
 def test_an_empty_status_parses_and_times_keep_their_zone() -> None:
-    assert parse_status({}).attempts == []
-    status = parse_status(
+    assert JobStatus.model_validate({}).attempts == []
+    status = JobStatus.model_validate(
         {"lastCommitted": {"step": 1, "checkpointId": "c", "sequence": 2, "time": "2026-01-02T03:04:05Z"}}
     )
     assert status.to_dict()["lastCommitted"]["time"] == "2026-01-02T03:04:05Z"

@@ -11,7 +11,6 @@ from rtj_operator.api.job import (
     ResumableTrainingJob,
     owner_reference,
     parse_job,
-    parse_status,
 )
 from rtj_operator.api.policies import (
     CompatibilityStatus,
@@ -107,5 +106,4 @@ __all__ = [
     "WhenBusy",
     "owner_reference",
     "parse_job",
-    "parse_status",
 ]

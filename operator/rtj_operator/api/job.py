@@ -64,15 +64,6 @@ def parse_job(raw: Mapping[str, object]) -> ResumableTrainingJob:
         raise InvalidJobError(f"the object does not fit schema {API_VERSION_FULL}: {named}") from exc
 
 
-def parse_status(raw: Mapping[str, object]) -> JobStatus:
-    """A status alone. Raises InvalidJobError."""
-    try:
-        return JobStatus.model_validate(raw)
-    except ValidationError as exc:
-        named = "; ".join(f"status.{_path(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))
-        raise InvalidJobError(f"the status does not fit schema {API_VERSION_FULL}: {named}") from exc
-
-
 def _path(loc: tuple[int | str, ...]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
 
