@@ -20,10 +20,11 @@ RUN python3 -m venv /opt/rtj \
  && /opt/rtj/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements/sidecar.txt
 COPY trainer_sidecar /src/trainer_sidecar
 COPY hack/release /src/hack/release
-# The package is copied, not built: the image needs no build backend, and its bytes are those of the checkout.
+# The package is copied, not built: the image needs no build backend, and its bytes are those of the checkout. Only what
+# the sidecar runs: the ranks' library needs torch, and the command `rtj` the operator's models.
 RUN site=$(/opt/rtj/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
- && cp -r /src/trainer_sidecar "$site/" \
- && rm -rf "$site/trainer_sidecar/train" "$site/trainer_sidecar/integrations" \
+ && mkdir -p "$site/trainer_sidecar" \
+ && cd /src/trainer_sidecar && cp -r __init__.py launch.py contract sidecar store "$site/trainer_sidecar/" \
  && /opt/rtj/bin/python -m compileall -q "$site" \
  && /opt/rtj/bin/pip uninstall -q -y setuptools pip \
  && cd /src && mkdir sbom \

@@ -95,7 +95,8 @@ sync_python() { "$uv" pip sync --quiet --python "$venv/bin/python" --require-has
 
 install_python() {
     local python
-    if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ]; then return; fi
+    # uv is a link into the cache, which may have been cleared.
+    if [ -x "$venv/bin/python" ] && [ -x "$venv/bin/uv" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ]; then return; fi
     rm -f "$stamp"
     if ! "$venv/bin/python" -c '' 2>/dev/null; then
         python=$(find_python)

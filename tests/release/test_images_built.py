@@ -19,6 +19,12 @@ sys.path.insert(0, str(ROOT))
 
 from hack.check_requirements import read_pins  # noqa: E402
 
+OURS = {
+    "operator": {"__init__.py", "contract", "store"},
+    "sidecar": {"__init__.py", "contract", "launch.py", "sidecar", "store"},
+}
+"""Of the training side."""
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
@@ -74,6 +80,12 @@ def test_an_image_has_its_labels_and_a_bill_that_lists_what_it_holds(target: str
     assert {c["name"]: {c["version"]} for c in bill["components"]} == read_pins(
         ROOT / "requirements" / f"{target}.txt"
     )
+    ours = {
+        found[1]
+        for name in names
+        if (found := re.fullmatch(r"opt/rtj/.*/trainer_sidecar/([^/]+)(/.*)?", name))
+    }
+    assert ours - {"__pycache__"} == OURS[target], "nothing that cannot be imported there"
     installed = {name.split("/")[-1] for name in names if re.fullmatch(r"opt/rtj/.*\.dist-info", name)}
     assert len(installed) == len(bill["components"])
     assert not [name for name in installed if name.startswith(("pip-", "setuptools-"))]
