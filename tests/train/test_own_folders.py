@@ -289,7 +289,7 @@ def test_a_file_that_changes_while_it_is_copied_fails_the_save_by_name_and_the_n
     plan = alone(lab)
     with rank_of(lab.world, plan, monkeypatch), FolderSession.from_env(device="cpu") as session:
         with pytest.raises(
-            TrainingLibraryError, match="has made a FolderSession already, .* to one FolderSession"
+            TrainingLibraryError, match=r"has made a FolderSession already, .* to one FolderSession"
         ):
             FolderSession.from_env(device="cpu")
         with pytest.raises(FolderRefused, match="has no file in it, on no rank"):
