@@ -110,6 +110,17 @@ def test_no_module_is_a_drawer_for_everything() -> None:
     assert [path.relative_to(ROOT) for path in MODULES if path.name in drawers] == []
 
 
+def test_the_page_on_the_operators_files_names_each_module_once_and_none_that_is_gone() -> None:
+    page = (ROOT / "docs" / "design" / "0000-parts-and-contracts.md").read_text()
+    table = page.partition("## Which file of the operator to open")[2].partition("\n## ")[0]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
+    named = sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
+    root = ROOT / "operator" / "rtj_operator"
+    decide = [f"decide/{path.name}" for path in (root / "decide").glob("*.py")]
+    flat = [path.name for path in root.glob("*.py") if path.name != "__init__.py"]
+    assert named == sorted([*flat, *decide, "api/", "pods/"])
+
+
 def test_each_script_can_be_run() -> None:
     scripts = [path for path in tracked_files() if path.suffix == ".sh" or path == ROOT / ".ci" / "run"]
     assert [path.name for path in scripts if not path.stat().st_mode & 0o100] == []
