@@ -217,7 +217,7 @@ def test_saves_by_seconds_come_no_closer_than_their_interval(
     began: set[float] = set()
 
     def enough(session: Session) -> bool:
-        began.add(session._policy._began)
+        began.add(session._policy._pace._began)
         return session._saves.committed_step is not None and len(commits_of(world, plan)) >= 3
 
     with rank_of(world, plan, monkeypatch):
