@@ -61,6 +61,8 @@ SIZE = "operator/test_decide_size.py::"
 LIFE = "operator/test_decide_life.py::"
 ENDS = "operator/test_attempt_ends.py::"
 REFUSED = "operator/test_refused_writes.py::"
+GONE = "operator/test_namespace_deleted.py::"
+CLOCKS = "operator/test_hangs_and_clocks.py::"
 
 OPERATOR, API, STORE, POD, NODE = "operator", "API server", "store", "ranks and sidecar", "pod and node"
 CELLS = (
@@ -107,6 +109,42 @@ CELLS = (
     Cell(OPERATOR, "a right is missing", P.PLACING, RIGHT),
     Cell(OPERATOR, "a right is missing", P.STARTING, RIGHT),
     Cell(
+        OPERATOR,
+        "a right is missing",
+        P.TRAINING,
+        (
+            RIGHTS + "test_an_action_that_is_refused_again_and_again_is_written_once",
+            RIGHTS + "test_pods_that_a_webhook_refuses_to_have_changed_are_said_once",
+        ),
+    ),
+    Cell(
+        OPERATOR,
+        "a right is missing",
+        P.LEAVING,
+        (RIGHTS + "test_an_action_that_is_refused_again_and_again_is_written_once",),
+    ),
+    Cell(
+        OPERATOR,
+        "a right is missing",
+        P.DELETING,
+        (RIGHTS + "test_an_action_that_is_refused_again_and_again_is_written_once",),
+    ),
+    *(
+        Cell(
+            OPERATOR,
+            "the clock is set",
+            phase,
+            (CLOCKS + "test_a_clock_that_is_set_ends_nothing_and_burns_no_budget",),
+        )
+        for phase in (P.PLACING, P.STARTING, P.RESTORING, P.TRAINING)
+    ),
+    Cell(
+        OPERATOR,
+        "the clock is set",
+        P.LEAVING,
+        (CLOCKS + "test_a_drain_has_its_time_whatever_the_clock_says_and_no_more",),
+    ),
+    Cell(
         API,
         "away",
         P.TRAINING,
@@ -138,6 +176,35 @@ CELLS = (
         "refuses the status",
         P.PLACING,
         (REFUSED + "test_nothing_new_is_begun_that_the_status_cannot_record",),
+    ),
+    Cell(
+        API,
+        "the namespace is deleted",
+        P.TRAINING,
+        (GONE + "test_a_job_whose_pods_go_with_their_namespace_waits_and_is_forgotten_with_it",),
+    ),
+    Cell(
+        API,
+        "the namespace is deleted",
+        P.DELETING,
+        (GONE + "test_a_job_with_its_finalizer_deletes_its_checkpoints_and_lets_the_namespace_go",),
+    ),
+    Cell(
+        API,
+        "the object is made again under the same name",
+        P.PLACING,
+        (
+            CRASHES + "test_a_job_of_an_earlier_object_of_the_same_name_makes_room",
+            TROUBLE
+            + "test_what_users_must_not_see_what_a_tightened_crd_must_not_stop_and_a_name_that_is_used_again",
+            "operator/test_refused_edits.py::test_a_run_of_another_object_is_found_before_pods_are_made",
+        ),
+    ),
+    Cell(
+        STORE,
+        "written by a later version",
+        P.STARTING,
+        (RIGHTS + "test_a_store_written_by_a_later_version_is_said_once_and_tried_again",),
     ),
     Cell(
         STORE,
