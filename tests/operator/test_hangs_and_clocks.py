@@ -156,6 +156,14 @@ def test_a_drain_has_its_time_whatever_the_clock_says_and_no_more(jump: float) -
     )
 
 
+def test_a_backoff_is_never_longer_than_the_longest_one_though_the_clock_is_set_back() -> None:
+    failing = pods(2, plan=True, status=end_report(OutcomeKind.FAILED))
+    ended = running(without_progress=1).seeing(jobs=1, pods=failing)
+    waits = ended.after(ended.decide()).later(1).with_nonce("n2")
+    assert not any(isinstance(a, FenceAndPublish) for a in waits.decide().actions)
+    assert any(isinstance(a, FenceAndPublish) for a in waits.later(-JUMP).decide().actions)
+
+
 def test_an_order_is_seen_to_arrive_like_a_step() -> None:
     found, ordered = Standstill(), plan(order=Order.SAVE_AND_EXIT)
     assert found.ordered("a", ordered, 5.0) == Still(0.0, arrived=False)

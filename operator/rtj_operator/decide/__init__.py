@@ -31,7 +31,7 @@ from rtj_operator.decide.resize import (
 )
 from rtj_operator.decide.trouble import refused_so_far, still_said
 from rtj_operator.decide.verdicts import with_conditions
-from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, told
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, backoff_left, told
 from trainer_sidecar.contract.journal import Cause
 
 __all__ = ["Decision", "Observed", "View", "Wanted", "decide"]
@@ -104,8 +104,7 @@ def nothing_placed(view: View) -> Step | None:
     if view.placed:
         return None
     placement = view.status.placement
-    if view.status.retry_at and view.status.retry_at > view.time:
-        wait = view.status.retry_at.timestamp() - view.now
+    if wait := backoff_left(view, view.status):
         text = f"next placement in {wait:.0f} s: {backing_off(view.status)}"
         return Step(told(view.status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
     cause = placement.cause if placement is not None else Cause.FIRST

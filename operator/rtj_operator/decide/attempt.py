@@ -38,7 +38,7 @@ from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.progress import has_trained
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.verdicts import reason_of
-from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, backoff_left, ids, told
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Plan
@@ -121,8 +121,7 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
     status = view.status
     if view.attempted or not view.all_up:
         return None
-    if status.retry_at and status.retry_at > view.time:
-        wait = status.retry_at.timestamp() - view.now
+    if wait := backoff_left(view, status):
         why = backing_off(status)
         text = f"next attempt in {wait:.0f} s: {why}"
         return Step(told(status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))

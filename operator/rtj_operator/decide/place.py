@@ -16,7 +16,7 @@ from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods
 from rtj_operator.decide.advice import while_waiting, with_advice
 from rtj_operator.decide.exclusion import excluded_names
 from rtj_operator.decide.observed import NodeRoom
-from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from rtj_operator.decide.view import WATCH_SECONDS, Step, View, backoff_left, ids, told
 from rtj_operator.pods import LEAST_GRACE_SECONDS
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
@@ -35,7 +35,7 @@ def new_placement(
     """The next placement, or none yet while a backoff runs. `end` brings nodes to keep away from; `size` is chosen here
     unless it is given."""
     status = _with_loss(view, status, end)
-    if status.retry_at and status.retry_at > view.time:
+    if backoff_left(view, status):
         return released(view, status, cause)
     old = status.placement
     lost = _keep_away(view, old, end)
@@ -91,7 +91,7 @@ def released(view: View, status: JobStatus, cause: Cause) -> Step:
     if status.placement is not None:
         placement = status.placement.model_copy(update={"released": True, "cause": cause})
         status = status.model_copy(update={"placement": placement, "nodes": 0})
-    wait = max(0.1, status.retry_at.timestamp() - view.now) if status.retry_at else WATCH_SECONDS
+    wait = max(0.1, backoff_left(view, status)) if status.retry_at else WATCH_SECONDS
     return Step(status, clear_away(view, view.number + 1), min(wait, 60.0))
 
 

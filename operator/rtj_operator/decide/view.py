@@ -17,6 +17,8 @@ NO_EPOCH = -1
 WATCH_SECONDS = 1.0
 """Between two looks while something is about to happen."""
 
+CLOCKS_DIFFER_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -159,3 +161,10 @@ def told(status: JobStatus, phase: Phase, reason: str, message: str) -> JobStatu
 def ids(pods: tuple[PodView, ...]) -> tuple[tuple[str, str], ...]:
     """(name, uid) of pods that exist."""
     return tuple((p.name, p.uid) for p in pods if not p.gone)
+
+
+def backoff_left(view: View, status: JobStatus) -> float:
+    """Seconds until the next attempt may begin, 0 when it may now. Much more than the longest backoff is none: the clock
+    was set back since. Clocks of two operators' nodes may differ by a little."""
+    left = status.retry_at.timestamp() - view.now if status.retry_at else 0.0
+    return left if 0 < left <= view.spec.restart.max_backoff_seconds + CLOCKS_DIFFER_SECONDS else 0.0
