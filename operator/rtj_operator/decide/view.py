@@ -16,8 +16,8 @@ NO_EPOCH = -1
 """No attempt runs: only losses of pods and nodes count, no outcome does."""
 WATCH_SECONDS = 1.0
 """Between two looks while something is about to happen."""
-
 CLOCKS_DIFFER_SECONDS = 60.0
+"""Between the nodes of two operators, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def ids(pods: tuple[PodView, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def backoff_left(view: View, status: JobStatus) -> float:
-    """Seconds until the next attempt may begin, 0 when it may now. Much more than the longest backoff is none: the clock
-    was set back since. Clocks of two operators' nodes may differ by a little."""
+    """Seconds until the next attempt may begin, 0 when it may now. What is much longer than the longest backoff is none:
+    the clock was set back since."""
     left = status.retry_at.timestamp() - view.now if status.retry_at else 0.0
     return left if 0 < left <= view.spec.restart.max_backoff_seconds + CLOCKS_DIFFER_SECONDS else 0.0
