@@ -164,7 +164,7 @@ def ids(pods: tuple[PodView, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def backoff_left(view: View, status: JobStatus) -> float:
-    """Seconds until the next attempt may begin, 0 when it may now. What is much longer than the longest backoff is none:
+    """Seconds until the next attempt may begin, 0 when it may now. Much more than the longest backoff is none:
     the clock was set back since."""
     left = status.retry_at.timestamp() - view.now if status.retry_at else 0.0
     return left if 0 < left <= view.spec.restart.max_backoff_seconds + CLOCKS_DIFFER_SECONDS else 0.0
