@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.plan import CheckpointPolicy
-from trainer_sidecar.dcp import CheckpointRefused, SidecarReader, SidecarWriter
+from trainer_sidecar.dcp import CheckpointRefused, SaveInFlight, SidecarReader, SidecarWriter
 from trainer_sidecar.dcp.items import share_of
 from trainer_sidecar.dcp.names import step_of
 from trainer_sidecar.train import EnvironmentMissing, ResumeRefused, TrainingLibraryError
@@ -93,6 +93,20 @@ def test_what_dcp_saved_is_read_whole_without_knowing_its_keys_and_no_session_ta
         pytest.raises(ResumeRefused, match="number of optimizers: 0 in the checkpoint, 1 in this run"),
     ):
         Parts().session(total_steps=1)
+
+
+def test_a_save_behind_one_that_does_not_end_is_refused_after_the_time_out_of_saves(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = NONE.model_copy(update={"save_timeout_seconds": 0.3})
+    with rank_of(world, world.attempt(topology(1, 4, micro=4), checkpoint=short), monkeypatch):
+        writer = SidecarWriter(device="cpu")
+        writer.stage({"w": torch.ones(2)})  # as dcp.async_save does, whose thread then never comes
+        for begin_another in (lambda: SidecarWriter().stage({}), lambda: SidecarWriter(4).storage_meta()):
+            with pytest.raises(
+                SaveInFlight, match=r"in flight for 0.3 s, checkpoint.saveTimeoutSeconds: wait for"
+            ):
+                begin_another()
 
 
 def test_the_sample_of_the_page_goes_on_from_its_newest_commit(

@@ -111,7 +111,7 @@ class Saves:
         self.last_failure = ""
         """Why the newest failed save failed; rank 0 hears it from the sidecar, a rank that gave up knows its own."""
         self.last_staging_seconds = 0.0
-        """For which training stood: the copy, and the look at frozen weights."""
+        """For which training stood: the copy, the look at frozen weights, the digests of replicas."""
         self.last_save_seconds = 0.0
         """From stage to commit of the newest commit; known to rank 0."""
 
@@ -142,7 +142,9 @@ class Saves:
         if seal is not None and save.compares and self._env.world_size > 1:
             shared = replicas.digests(captured, self._env.rank)
             shared.update(replicas.documents(captured, self._stage_name))
-            seal = seal[0].model_copy(update={"replica_digests": shared}), seal[1]
+            self.last_staging_seconds = time.monotonic() - began
+            update = {"replica_digests": shared, "staging_seconds": round(self.last_staging_seconds, 6)}
+            seal = seal[0].model_copy(update=update), seal[1]
         self._start(save, seal, frozen, seen)
         return save
 
