@@ -51,6 +51,10 @@ GLANCES_PER_SECOND = 100
 pushed (O4), what a glance brings is numbers."""
 
 
+_OF_A_NEW_JOB = frozenset({EventReason.PLACEMENT_CREATED, EventReason.RESIZING})
+"""Events that come after their Job was made."""
+
+
 class TryLater(Exception):
     """The job could not be brought further now; try again after a backoff. The message says why."""
 
@@ -212,7 +216,7 @@ class Reconciler:
             )
             raise TryLater(str(exc)) from exc
         except (FenceTrouble, ForeignObject, Invalid, Forbidden) as exc:
-            await self._say(subject, view, trouble_of(exc))
+            await self._say(subject, view, trouble_of(exc), decision)
             raise TryLater(str(exc)) from exc
         except (Unavailable, NotFound, AlreadyExists) as exc:
             raise TryLater(str(exc)) from exc
@@ -221,13 +225,19 @@ class Reconciler:
             return 0.0
         return decision.requeue_after
 
-    async def _say(self, subject: Subject, view: View, trouble: Trouble) -> None:
-        """Trouble into the status, on top of what has been written by now. Failing to say it loses nothing."""
+    async def _say(self, subject: Subject, view: View, trouble: Trouble, decision: Decision) -> None:
+        """Trouble into the status, on top of what has been written by now. Failing to say it loses nothing.
+
+        What had been decided besides is told too, once it stands in the status: it is not decided again.
+        """
         try:
             raw = await self.kube.get(RTJ, subject.namespace, subject.job.metadata.name)
-            status, event = troubled(view, parse_job(raw).status, trouble)
+            stands = parse_job(raw).status
+            status, event = troubled(view, stands, trouble)
+            if stands.model_dump_json() == decision.status.model_dump_json():
+                await self.events.post(raw, [e for e in decision.events if e.reason not in _OF_A_NEW_JOB])
             await self.events.post(raw, (event,))
-            if status != parse_job(raw).status:
+            if status != stands:
                 fresh = Subject(raw, subject.job, subject.spec, status, subject.observed)
                 await self._tell(status, fresh)
         except (Conflict, NotFound, Unavailable, Invalid, Forbidden) as exc:

@@ -182,6 +182,19 @@ def test_an_action_that_is_refused_again_and_again_is_written_once(
     assert let_go or "RightMissing" not in str(raw["status"])
 
 
+def test_what_happens_meanwhile_is_told_though_an_action_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "store")
+    cluster.answers.update({0: sidecar(0, epoch=1), 1: sidecar(1, epoch=1)})
+    operator = cluster.operator()
+    run_until_planned(cluster, operator)
+    deny(cluster, "delete", "pods")
+    lost_pod(cluster)
+    operator.memory.stale(KEY)
+    until_it_is_in_the_way(lambda: cluster.step(operator))
+    reasons = [b["reason"] for (plural, _, _), b in cluster.kube.objects.items() if plural == EVENTS.plural]
+    assert "AttemptEnded" in reasons
+
+
 def test_pods_that_a_webhook_refuses_to_have_changed_are_said_once(tmp_path: Path) -> None:
     class Hooked(FakeKube):
         hooked = False
