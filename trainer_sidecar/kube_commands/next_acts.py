@@ -33,7 +33,7 @@ ADVICE: dict[str, tuple[str, ...]] = {
     Reason.RESTORE_POINT_BAD: (_CHECKPOINTS, "rtj checkpoints verify --deep --job {name}"),
     Reason.NOTHING_RESTORABLE: (
         _CHECKPOINTS,
-        "rtj checkpoints reinstate CHECKPOINT --job {name} --by YOU --reason TEXT, if one is good",
+        "rtj checkpoints reinstate CHECKPOINT --job {name} --by NAME --reason TEXT, if one is good",
     ),
     Reason.RUN_EXISTS: (
         f"{_EDIT}: checkpoint.adopt: true takes the run over, checkpoint.resumeFrom starts a fork of it",
