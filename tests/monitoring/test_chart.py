@@ -54,10 +54,10 @@ def test_kubernetes_knows_every_field_of_every_object(helm: str, values: tuple[s
 def test_a_field_that_kubernetes_does_not_know_would_be_found(helm: str) -> None:
     body = next(b for b in template(helm) if b["kind"] == "Deployment")
     pod = body["spec"]["template"]["spec"]
-    pod["tolerence"], pod["imagePullSecrets"], body["spec"]["replicas"] = [], ["plain"], "1"
+    pod["tolerate"], pod["imagePullSecrets"], body["spec"]["replicas"] = [], ["plain"], "1"
     assert strangers(body) == [
         "Deployment.spec.replicas: '1' is no int",
-        "Deployment.spec.template.spec.tolerence is unknown",
+        "Deployment.spec.template.spec.tolerate is unknown",
         "Deployment.spec.template.spec.imagePullSecrets[0]: 'plain' is no V1LocalObjectReference",
     ]
 
