@@ -49,6 +49,7 @@ _READ = {
     "python-dateutil": "Apache-2.0 OR BSD-3-Clause",
     "sympy": "BSD-3-Clause",
     "torchdata": "BSD-3-Clause",
+    "uv": "MIT OR Apache-2.0",  # installs the others, and is not installed beside them
 }
 """Read by a person in the licence file, because the metadata says nothing definite ("BSD", "Dual License")."""
 
