@@ -38,7 +38,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist, as whoever packages it for a distribution would."""
     folder = tmp_path_factory.mktemp("unpacked")
-    run("tar", "-xzf", sdist, "-C", folder)  # Python 3.11 knows tarfile's filters from some patch release on only
+    run("tar", "-xzf", sdist, "-C", folder)  # tarfile's filters came with a patch release of 3.11
     return hatchling(
         tmp_path_factory.mktemp("wheel"), "-t", "wheel", cwd=folder / sdist.name.removesuffix(".tar.gz")
     )
