@@ -24,6 +24,7 @@ from trainer_sidecar.run.local_processes import LocalProcesses
 from trainer_sidecar.run.local_volume import LocalVolume
 from trainer_sidecar.run.not_finite import why_no_good
 from trainer_sidecar.run.outage import ROUND_SECONDS, StoppedWaitingError, StoreWait
+from trainer_sidecar.run.restart_budget import RestartBudget
 from trainer_sidecar.run.run_events import RunEvents
 from trainer_sidecar.run.status_watch import StatusWatch
 from trainer_sidecar.store.base import StoreError
@@ -68,7 +69,7 @@ class LocalRun:
         self._stops = 0
         self._store = StoreWait(events, lambda: bool(self._stops))
         self._attempts = 0
-        self._failures = 0
+        self._budget = RestartBudget(settings.max_restarts, events)
         self._states_in_a_row: list[str] = []
         self._trained = False
         self._command = command_digest(settings.script)  # as it is now: who edits meanwhile has another one
@@ -383,25 +384,12 @@ class LocalRun:
             self._status.poll()
 
     def _spend_budget(self, plan: Plan) -> bool:
-        """True when one more attempt may start. A commit of this attempt makes its failure the first one again."""
         history = self._store.until_done("counting the failures", lambda _: self._journal.refresh())
-        committed = history.manifests.values()
-        progressed = any(m.epoch == plan.epoch for m in committed)
-        self._failures = 1 if progressed else self._failures + 1
-        limit = self._settings.max_restarts
-        if self._failures > limit:
-            self._events.tell(
-                "GaveUp",
-                f"{self._failures} failures in a row without a newer commit, --max-restarts allows {limit}: "
-                "correct what fails, then run again; it resumes from the newest commit",
-                failures=self._failures,
-            )
-            return False
-        return True
+        return self._budget.spend(history, plan.epoch)
 
     def _back_off(self, watch: FenceWatch) -> bool:
         """Wait before the next attempt; False when a signal or a fence ended the wait."""
-        seconds = self._settings.backoff(self._failures)
+        seconds = self._settings.backoff(self._budget.failures)
         if seconds:
             self._events.tell("BackOff", f"next attempt in {seconds:g} s", seconds=seconds)
         deadline = time.monotonic() + seconds

@@ -17,8 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from trainer_sidecar.contract.checkpoint import OwnFolders, TrainingState
 from trainer_sidecar.contract.journal import RestorePoint, SaveReason
@@ -38,7 +36,7 @@ from trainer_sidecar.train.folder_sharing import STALE_SECONDS, Sharing, dealt, 
 from trainer_sidecar.train.folder_staging import FolderStager, as_tensors
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.order import NO_SAMPLES
-from trainer_sidecar.train.outcome import OutcomeFile
+from trainer_sidecar.train.outcome import EndTold, OutcomeFile
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.pace import Pace
 from trainer_sidecar.train.progress_reports import ProgressReports
@@ -47,7 +45,7 @@ from trainer_sidecar.train.saves import Code, Content, Saves
 log = logging.getLogger("rtj.train")
 
 
-class FolderSession:
+class FolderSession(EndTold):
     """One attempt of one run, seen from one rank. All ranks call its methods in the same order, with the same steps."""
 
     def __init__(self, env: Environment, fingerprints: Mapping[str, str], accept: Sequence[str]) -> None:
@@ -331,21 +329,6 @@ class FolderSession:
         else:
             self._first_step_done = True
             self._reports.tell("FirstStep")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._outcome.failed(error, self.step)
-            return
-        try:
-            self.close()
-        except BaseException as failure:
-            self._outcome.failed(failure, self.step)
-            raise
 
     def close(self) -> None:
         """Wait for the save in flight, meet the other ranks, then say how it ended (T22). Raises SaveFailed."""

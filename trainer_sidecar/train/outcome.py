@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import traceback
+from abc import ABC, abstractmethod
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
 from trainer_sidecar.contract.plan import Plan
@@ -64,6 +67,36 @@ class OutcomeFile:
             self.write(OutcomeKind.FENCED, step, message)
         else:
             self.write(OutcomeKind.FAILED, step, message, failure)
+
+
+class EndTold(ABC):
+    """A `with` block of a rank whose end, good or bad, is in its outcome file. Subclasses bring `close` and `step`."""
+
+    _outcome: OutcomeFile
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Optimizer steps done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End in good order, with the outcome written last."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._outcome.failed(error, self.step)
+            return
+        try:
+            self.close()
+        except BaseException as failure:
+            self._outcome.failed(failure, self.step)
+            raise
 
 
 def _told(text: str) -> str:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -42,7 +41,7 @@ from trainer_sidecar.train.ledger import Ledger
 from trainer_sidecar.train.left import Left
 from trainer_sidecar.train.loading import OrderedBatches
 from trainer_sidecar.train.ordering import end_of, order_of, per_rank_of
-from trainer_sidecar.train.outcome import OutcomeFile
+from trainer_sidecar.train.outcome import EndTold, OutcomeFile
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.policy import SavePolicy
 from trainer_sidecar.train.progress_reports import ProgressReports
@@ -56,7 +55,7 @@ from trainer_sidecar.train.window import Window
 log = logging.getLogger("rtj.train")
 
 
-class Session:
+class Session(EndTold):
     """One attempt of one run, seen from one rank. Made by `from_env`, used as a context manager."""
 
     def __init__(
@@ -356,21 +355,6 @@ class Session:
                 micro_seconds=self._accumulation.micro_seconds or 0.0 if self._env.rank == 0 else 0.0,
             )
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._outcome.failed(error, self.step)
-            return
-        try:
-            self.close()
-        except BaseException as failure:
-            self._outcome.failed(failure, self.step)
-            raise
 
     def close(self) -> None:
         """Save unless just saved, wait for the commit, meet the other ranks, then say how it ended (datapath T22)."""
