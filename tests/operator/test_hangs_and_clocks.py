@@ -10,11 +10,11 @@ from operator_values import EPOCH, NOW, Situation, end_report, plan, pod, pods, 
 
 from rtj_operator.api import Phase, ProgressStatus
 from rtj_operator.decide import Decision
-from rtj_operator.decide.actions import FenceAndPublish, PublishPlan
+from rtj_operator.decide.actions import DeleteJob, DeletePods, FenceAndPublish, PublishPlan
 from rtj_operator.standstill import Standstill, Still
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import Order
-from trainer_sidecar.contract.status import PhaseTimes
+from trainer_sidecar.contract.status import InFlightStatus, PhaseTimes
 
 JUMP = 7200.0
 """Twice as long as the limits, and more."""
@@ -112,6 +112,27 @@ def saving() -> Situation:
     heard = plan(order=Order.SAVE_AND_EXIT)
     found = tuple(replace(p, plan=heard, order_arrived=True) for p in asked.observed.pods)
     return replace(asked, observed=replace(asked.observed, pods=found))
+
+
+def test_an_ordered_save_that_is_all_sealed_has_time_to_commit_though_a_pod_is_lost_or_it_is_late() -> None:
+    """Told by anybody or by nobody: what is sealed is never thrown away while pod 0 is writing its manifest (O1)."""
+    flight = InFlightStatus(
+        save_id="s", checkpoint_id="c", step=11, phase="Committing", sealed=2, uploaded=2, of=2, seconds=3.0
+    )
+    asked = saving()
+    first, second = asked.observed.pods
+    assert first.status is not None
+    commits = replace(first, status=first.status.model_copy(update={"in_flight": flight}))
+    lost = asked.seeing(jobs=1, pods=(commits, replace(second, gone=True, status=None)))
+    for situation in (lost, asked.seeing(jobs=1, pods=(commits, second)).still(121)):
+        waits = situation.decide()
+        assert waits.status.phase is Phase.SAVING
+        assert str(waits.status.message).startswith("waiting for a sealed save to commit; ")
+        assert not any(isinstance(a, DeletePods | DeleteJob) for a in waits.actions)
+    over = lost.after(lost.decide()).still(31.0).decide()
+    assert any(isinstance(a, DeletePods) for a in over.actions), (
+        "pod 0 hangs: it is not waited for without end"
+    )
 
 
 PHASES = {

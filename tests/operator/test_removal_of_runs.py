@@ -23,6 +23,7 @@ from rtj_operator.decide.actions import (
     DeleteObject,
     DeletePods,
     FenceAndPublish,
+    PublishOrder,
     RemoveRun,
     SetFinalizer,
     WriteStatus,
@@ -67,6 +68,25 @@ def test_a_job_that_runs_already_is_looked_after_before_it_gets_its_finalizer() 
     failed = trains.with_nonce("nonce-2").seeing(jobs=1, pods=failing())
     assert any(isinstance(a, FenceAndPublish) for a in failed.decide().actions)
     assert SetFinalizer(True) not in failed.decide().actions
+
+
+def test_a_job_that_runs_is_looked_after_before_its_finalizer_goes_off() -> None:
+    """The right to patch the object may be gone: a rank that failed and a suspend do not wait for it."""
+    trains = deleting(deletion_timestamp=None).specified(deletionPolicy="Retain")
+    trains = trains.after(trains.decide())
+    assert trains.decide().actions == (SetFinalizer(False),), "nothing else is to be done"
+    failed = trains.with_nonce("nonce-2").seeing(jobs=1, pods=failing()).decide()
+    assert any(isinstance(a, FenceAndPublish) for a in failed.actions)
+    stops = trains.specified(suspend=True).decide()
+    assert any(isinstance(a, PublishOrder) for a in stops.actions)
+    assert SetFinalizer(False) not in (*failed.actions, *stops.actions)
+    policies = {"deletionPolicy": "Delete", "ttlSecondsAfterFinished": 0}
+    ended = {"phase": Phase.COMPLETE, "ended_at": datetime.fromtimestamp(NOW, UTC)}
+    over = deleting(deletion_timestamp=None).specified(**policies)
+    over = replace(over, status=over.status.model_copy(update=ended))
+    assert over.decide().actions == (SetFinalizer(False),), (
+        "before the object is deleted: its checkpoints stay"
+    )
 
 
 def test_pods_go_before_checkpoints_and_then_a_part_of_the_run_goes() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rtj_operator.api import DeletionPolicy, JobStatus, Phase, ResumableTrainingJob
 from rtj_operator.conditions import Reason
-from rtj_operator.decide.attempt import COMMIT_WAIT_SECONDS
+from rtj_operator.decide.sealed import COMMIT_WAIT_SECONDS
 from trainer_sidecar.kube_commands.next_acts import ORDERS
 from trainer_sidecar.kube_commands.words import clock, counted, since, span
 

@@ -17,7 +17,7 @@ from rtj_operator.api import (
     RestartAction,
     RestorePointStatus,
 )
-from rtj_operator.classify import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving, save_in_flight
+from rtj_operator.classify import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.accused import judged, restore_fault, too_many_bad
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
@@ -37,15 +37,13 @@ from rtj_operator.decide.hang import hung, stacks_first
 from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.progress import has_trained
 from rtj_operator.decide.refused import kept_plan
+from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, backoff_left, ids, told
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault
-
-COMMIT_WAIT_SECONDS = 30
-"""How long a sealed save is waited for before it is fenced (O1)."""
 
 
 def attempt_ended(view: View) -> Step | None:
@@ -62,9 +60,7 @@ def attempt_ended(view: View) -> Step | None:
         return Step(told(view.status, Phase.SAVING, Reason.SAVING, text), (), WATCH_SECONDS)
     if end.outcome == "Finished":
         return complete(view, record_end(view, view.status, end, ordered=True), end)
-    if _worth_waiting(view, end):
-        return _wait_for_commit(view, end)
-    return after_end(view, end)
+    return commit_awaited(view, end, Phase.RECOVERING) or after_end(view, end)
 
 
 def after_end(view: View, end: End) -> Step:
@@ -274,32 +270,6 @@ def _seconds_before(view: View, end: End | None) -> AttemptSeconds:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
-
-
-def _worth_waiting(view: View, end: End) -> bool:
-    """All ranks have sealed and pod 0 lives: up to 30 s for the manifest."""
-    attempt = view.status.attempt
-    if (
-        not view.running
-        or attempt is None
-        or attempt.epoch is None
-        or end.outcome in ("Saved", "ResumeRefused", RESTORE_POINT_BAD)
-    ):
-        return False
-    if view.since(attempt.end_seen_at) >= COMMIT_WAIT_SECONDS:
-        return False
-    return save_in_flight(view.standing, attempt.epoch, lost=not end.in_place)
-
-
-def _wait_for_commit(view: View, end: End) -> Step:
-    attempt = view.status.attempt
-    assert attempt is not None
-    status = told(
-        view.status, Phase.RECOVERING, Reason.SAVING, f"waiting for a sealed save to commit; {end.message}"
-    )
-    if attempt.end_seen_at is None:
-        status = status.model_copy(update={"attempt": attempt.model_copy(update={"end_seen_at": view.time})})
-    return Step(status, (), 0.25)
 
 
 def _job_failed(view: View) -> End | None:

@@ -31,8 +31,9 @@ def removal(view: View) -> Decision | None:
     """What the deletion policy asks for before anything else is decided; None while the job goes on."""
     held = FINALIZER in view.meta.finalizers
     if view.meta.deletion_timestamp is None:
-        # A job that has begun is looked after all the same: then `with_finalizer` does it when there is time.
-        first = held != _should_hold(view) and (held or not _begun(view.status))
+        # A job that has begun is looked after all the same: then `with_finalizer` does it when there is time. One whose
+        # TTL has passed lets go before it is deleted: its checkpoints stay.
+        first = finalizer_waits(view) and (expired(view) or not _begun(view.status))
         return Decision((SetFinalizer(not held),), view.status, 0.0) if first else None
     if not held or view.spec.managed_by:
         return Decision((), view.status)
@@ -42,15 +43,16 @@ def removal(view: View) -> Decision | None:
 
 
 def with_finalizer(view: View, decision: Decision) -> Decision:
-    """A job that has begun gets its finalizer once nothing else is to be done: it needs the version that was read."""
+    """A job that has begun gets or loses its finalizer once nothing else is to be done: that needs the version that was
+    read, and may be refused for long."""
     if decision.actions or not finalizer_waits(view):
         return decision
-    return replace(decision, actions=(SetFinalizer(True),))
+    return replace(decision, actions=(SetFinalizer(_should_hold(view)),))
 
 
 def finalizer_waits(view: View) -> bool:
-    """The finalizer is still to be set."""
-    return FINALIZER not in view.meta.finalizers and _should_hold(view)
+    """The finalizer is still to be set, or to be taken off."""
+    return (FINALIZER in view.meta.finalizers) != _should_hold(view)
 
 
 def _should_hold(view: View) -> bool:

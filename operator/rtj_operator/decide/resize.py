@@ -1,5 +1,7 @@
 """Planned changes: suspend, resize, new spec, growing back. All are the order SaveAndExit, never a delete (O3)."""
 
+from dataclasses import replace
+
 from rtj_operator.api import AttemptStatus, JobStatus, Phase
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
@@ -8,6 +10,7 @@ from rtj_operator.decide.ends import complete, fail, record_end
 from rtj_operator.decide.hang import stacks_first
 from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
+from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
@@ -45,14 +48,13 @@ def draining(view: View) -> Step | None:
     if not view.running or not _ordered(view) or attempt is None:
         return None
     end = view.end
-    if isinstance(end, End) and (end.outcome in ("Finished", "Saved", "Stopped") or not end.in_place):
-        return drained(view, end)
     if isinstance(end, End):
-        return drained(view, end)
+        return commit_awaited(view, end, Phase.SAVING) or drained(view, end)
     if _ordered_for(view, attempt) > view.want.exit_grace:
         text = f"the ranks did not save and exit within {view.want.exit_grace:.0f} s of the order"
         late = End(_CAUSES.get(attempt.order_reason or "", Cause.OPERATOR), "Stopped", text, False)
-        return stacks_first(view, late) or drained(view, late)
+        sealed = commit_awaited(view, replace(late, in_place=True), Phase.SAVING)  # no pod is lost
+        return sealed or stacks_first(view, late) or drained(view, late)
     deaf = tuple(
         p for p in view.standing if p.plan and p.plan.epoch == attempt.epoch and p.plan.order is Order.RUN
     )
