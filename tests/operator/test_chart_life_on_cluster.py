@@ -54,6 +54,10 @@ class Release:
         )
         assert done.returncode == 0, f"{shlex.join([*words, *more])}: {done.stderr[-2000:]}\n{self.log()}"
 
+    def operators(self) -> list[str]:
+        """Pods of the release; one that is being replaced is there for some seconds more."""
+        return self.place.kubectl("-n", self.name, "get", "pods", "-o", "name").split()
+
     def install(self) -> None:
         values: dict[str, Any] = {
             "image": {"repository": IMAGE.rpartition(":")[0], "tag": "dev", "pullPolicy": "Never"},
@@ -154,8 +158,7 @@ def test_a_job_trains_through_upgrade_rollback_and_uninstall_and_a_new_installat
     release.helm("upgrade", "--set", changed, "--timeout", "180s", chart=chart)
     patch = ("-n", place.namespace, "patch", "rtj", "life", "--type=merge", "-p", '{"spec":{"note":"new"}}')
     eventually(lambda: place.kubectl(*patch) and note(place) == "new", "the new field is served")
-    operators = place.kubectl("-n", release.name, "get", "pods", "-o", "name").split()
-    assert len(operators) == 2
+    eventually(lambda: len(release.operators()) == 2, "two replicas, and the old one has gone")
     trains_on_undisturbed(place, pods)
 
     release.helm("rollback", "--timeout", "180s")
