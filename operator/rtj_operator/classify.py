@@ -7,7 +7,7 @@ Pure: the same pods give the same verdict.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rtj_operator.decide.observed import PodView
+from rtj_operator.decide.observed import ContainerEnd, PodView
 from rtj_operator.text import printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
@@ -194,7 +194,7 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
 def _lost(pod: PodView, pods: Sequence[PodView]) -> bool:
     if pod.gone:
         return not any(q.index == pod.index and not q.gone for q in pods)
-    ended = pod.trainer_end is not None or bool(pod.evicted)
+    ended = pod.trainer_end is not None or pod.init_end is not None or bool(pod.evicted or pod.rejected)
     return pod.node_lost or ended or pod.overdue_seconds >= OVERDUE_SECONDS or _silent(pod, pods)
 
 
@@ -208,6 +208,8 @@ def _silent(pod: PodView, pods: Sequence[PodView]) -> bool:
 
 def _placement_broken(lost: list[PodView], pods: Sequence[PodView], epoch: int) -> End:
     """Pods or nodes are gone: the most telling loss names the cause."""
+    if any(p.init_end for p in lost):  # then its Job deletes the other pods, which is why those are gone
+        lost = [p for p in lost if p.init_end or _loss(p, epoch)[0] is not Cause.POD_LOST]
     verdicts = [_loss(p, epoch) for p in lost]
     rank = [
         Cause.NODE_LOST,
@@ -227,7 +229,7 @@ def _placement_broken(lost: list[PodView], pods: Sequence[PodView], epoch: int) 
     if cause is Cause.EVICTED and _drained(culprit):
         outcome = DRAINED
     ended = culprit.outcome(epoch)
-    if cause is Cause.RANK_FAILED and ended is None and exit_code == _EXIT_USAGE:
+    if cause is Cause.RANK_FAILED and ended is None and exit_code == _EXIT_USAGE and not culprit.init_end:
         outcome = USAGE_ERROR
         message += ", which rtj-launch has for a wrong command line or environment; its log says which"
     more = f" ({len(lost)} pods lost)" if len(lost) > 1 else ""
@@ -257,6 +259,14 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
     end = pod.trainer_end
     if end is not None and end.reason == "OOMKilled":
         return Cause.OOM_KILLED, f"{where}: the trainer container was OOM-killed", end.exit_code
+    if pod.init_end is not None:
+        return (
+            Cause.RANK_FAILED,
+            f"{where}: {_init_failed(pod.init_name, pod.init_end)}",
+            pod.init_end.exit_code,
+        )
+    if pod.rejected:
+        return Cause.POD_LOST, f"{where}: the kubelet rejected it: {printable(pod.rejected)[:512]}", None
     outcome = pod.outcome(epoch)
     if outcome is not None and outcome.kind is OutcomeKind.FAILED:
         return (
@@ -276,6 +286,14 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
             end.exit_code,
         )
     return Cause.NODE_LOST, f"{where}: nothing heard of it for {pod.silent_seconds:.0f} s", None
+
+
+def _init_failed(name: str, end: ContainerEnd) -> str:
+    how = f"init container {name} ended with exit code {end.exit_code}"
+    if end.reason not in ("", "Error"):
+        how += f" ({end.reason})"
+    said = printable(end.message).strip()[-512:]
+    return f"{how}: {said or 'it said nothing; with terminationMessagePolicy FallbackToLogsOnError its log is shown'}"
 
 
 def _disruption(pod: PodView) -> Cause:

@@ -63,6 +63,7 @@ def pod_view(
     waiting = _waiting(status)
     trainer_state = _container(status, trainer).get("state") or {}
     sidecar_end = _last_end(_container(status, sidecar))
+    init_name, init_end = _failed_init(pod, sidecar)
     unschedulable = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return PodView(
         name=meta["name"],
@@ -82,6 +83,9 @@ def pod_view(
         sidecar_running="running" in (_container(status, sidecar).get("state") or {}),
         trainer_running="running" in trainer_state,
         trainer_end=_end(trainer_state.get("terminated")),
+        init_end=init_end,
+        init_name=init_name,
+        rejected="" if init_end or trainer_state.get("terminated") else _rejected(pod),
         sidecar_end=_end(sidecar_end),
         sidecar_ended_at=unix((sidecar_end or {}).get("finishedAt")),
         waiting_reason=str(waiting.get("reason", "")),
@@ -92,6 +96,29 @@ def pod_view(
         node_lost=status.get("reason") == "NodeLost",
         plan=_plan((meta.get("annotations") or {}).get(PLAN_ANNOTATION)),
     )
+
+
+def _failed_init(pod: Object, sidecar: str) -> tuple[str, ContainerEnd | None]:
+    """Name and end of the init container that failed the pod. Those that run beside the trainer end with the pod, and a
+    pod that is deleted kills its own: neither says anything."""
+    status = pod.get("status", {})
+    if status.get("phase") != "Failed" or "deletionTimestamp" in pod["metadata"]:
+        return "", None
+    declared = pod.get("spec", {}).get("initContainers") or []
+    beside = {sidecar, *(c.get("name") for c in declared if c.get("restartPolicy") == "Always")}
+    for found in status.get("initContainerStatuses") or []:
+        end = _end((found.get("state") or {}).get("terminated"))
+        if end is not None and end.exit_code != 0 and found.get("name") not in beside:
+            return str(found.get("name", "")), end
+    return "", None
+
+
+def _rejected(pod: Object) -> str:
+    status = pod.get("status", {})
+    reason = str(status.get("reason") or "")
+    if status.get("phase") != "Failed" or "deletionTimestamp" in pod["metadata"] or not reason:
+        return ""
+    return "" if reason in ("Evicted", "NodeLost") else f"{reason}: {status.get('message', '')}"
 
 
 def _number(text: Any) -> int | None:

@@ -286,7 +286,7 @@ def test_a_rule_may_keep_the_next_placement_off_the_node_for_an_hour() -> None:
     assert decision.status.counters.without_progress == 1, "it counts"
     lost = running().after(decision).later(3700)
     gone = lost.seeing(jobs=2, pods=(pod(0, placement=2), pod(1, placement=2, gone=True)))
-    (later,) = creates(gone.decide())
+    (later,) = creates(gone.after(gone.decide()).later(6.0).decide())
     assert later.avoid_nodes == (), "an hour later it is used again"
 
 

@@ -304,7 +304,8 @@ def test_a_pod_that_vanished_while_no_operator_looked_is_a_lost_placement() -> N
 def test_a_job_that_kubernetes_gave_up_before_an_attempt_is_replaced() -> None:
     placed = Situation().after(Situation().decide())
     failed = JobView("sft-p1", "job-1", 1, 2, failed="BackoffLimitExceeded: no more")
-    decision = placed.seeing(jobs=(failed,), pods=(pod(0),)).decide()
+    ended = placed.seeing(jobs=(failed,), pods=(pod(0),))
+    decision = ended.after(ended.decide()).later(6.0).decide()
     assert [a for a in decision.actions if isinstance(a, CreateJob)] == [CreateJob(2, 2)]
 
 

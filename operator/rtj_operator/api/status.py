@@ -59,6 +59,10 @@ class PlacementStatus(ApiModel):
     """Grace period of its pods."""
     released: bool = False
     """It is not wanted any more (suspended, or waiting before the next one): its pods and Job are deleted."""
+    unstarted: int = 0
+    """Placements in a row, up to this one, that ended before an attempt of theirs got a plan."""
+    unstarted_end: str | None = Field(default=None, max_length=1024)
+    """How the last of them ended, in a sentence."""
 
 
 class ExcludedNode(ApiModel):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
+from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
 from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
@@ -30,6 +31,7 @@ from rtj_operator.decide.resize import (
     suspended,
 )
 from rtj_operator.decide.trouble import refused_so_far, still_said
+from rtj_operator.decide.unstarted import why_unstarted, with_unstarted
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, backoff_left, told
 from trainer_sidecar.contract.journal import Cause
@@ -105,7 +107,7 @@ def nothing_placed(view: View) -> Step | None:
         return None
     placement = view.status.placement
     if wait := backoff_left(view, view.status):
-        text = f"next placement in {wait:.0f} s: {backing_off(view.status)}"
+        text = f"next placement in {wait:.0f} s: {why_unstarted(view.status) or backing_off(view.status)}"
         return Step(told(view.status, Phase.RECOVERING, Reason.BACKING_OFF, text), (), max(0.1, wait))
     cause = placement.cause if placement is not None else Cause.FIRST
     step = new_placement(view, view.status, cause)
@@ -122,7 +124,8 @@ def job_missing(view: View) -> Step | None:
         return None
     seen = placement.job_uid is not None or any(r.placement == placement.number for r in view.status.attempts)
     if seen or any(j.placement == placement.number for j in view.observed.jobs):
-        return new_placement(view, view.status, Cause.POD_LOST)
+        end = End(Cause.POD_LOST, Cause.POD_LOST.value, f"Job {placement.job_name} was deleted", False)
+        return new_placement(view, with_unstarted(view, view.status, end), end.cause)
     return Step(view.status, (create_job(placement),), WATCH_SECONDS)
 
 

@@ -38,6 +38,7 @@ from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.progress import has_trained
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.sealed import commit_awaited
+from rtj_operator.decide.unstarted import with_unstarted
 from rtj_operator.decide.verdicts import reason_of
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, backoff_left, ids, told
 from rtj_operator.text import many
@@ -68,7 +69,7 @@ def after_end(view: View, end: End) -> Step:
     bad = (
         end.outcome == RESTORE_POINT_BAD
     )  # the checkpoint's fault, it seems: counted once the fence has looked
-    status = record_end(view, view.status, end, ordered=bad)
+    status = with_unstarted(view, record_end(view, view.status, end, ordered=bad), end)
     step = _failed_for_good(view, status, end) or _goes_on(view, status, end)
     return _add_event(step, ended_event(view, step.status, end))
 

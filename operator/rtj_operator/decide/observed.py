@@ -48,6 +48,12 @@ class PodView:
     sidecar_running: bool = False
     trainer_running: bool = False
     trainer_end: ContainerEnd | None = None
+    init_end: ContainerEnd | None = None
+    """How the init container of the template ended that has failed the pod; None when none did."""
+    init_name: str = ""
+    """Name of that container."""
+    rejected: str = ""
+    """The kubelet's sentence when it rejected the pod, so that none of its containers ran."""
     waiting_reason: str = ""
     """Reason of the first container that waits for more than its turn: ErrImagePull, CreateContainerConfigError, ..."""
     waiting_message: str = ""

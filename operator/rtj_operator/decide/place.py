@@ -16,6 +16,7 @@ from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods
 from rtj_operator.decide.advice import while_waiting, with_advice
 from rtj_operator.decide.exclusion import excluded_names
 from rtj_operator.decide.observed import NodeRoom
+from rtj_operator.decide.unstarted import unstarted, why_unstarted
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, backoff_left, ids, told
 from rtj_operator.pods import LEAST_GRACE_SECONDS
 from rtj_operator.text import many
@@ -41,6 +42,7 @@ def new_placement(
     lost = _keep_away(view, old, end)
     size = size or choose_size(view, status, lost)
     number = max([view.number, *(j.placement for j in view.observed.jobs)]) + 1
+    failed_before, last_end = unstarted(status, view.want.spec_hash)
     placement = PlacementStatus(
         number=number,
         job_name=placement_name(view.meta.name, number),
@@ -52,11 +54,13 @@ def new_placement(
         lost_nodes=lost,
         excluded_nodes=excluded_names(status, view.time),
         grace_seconds=int(view.want.exit_grace),
+        unstarted=failed_before,
+        unstarted_end=last_end,
     )
     resized = old is not None and old.nodes != size
-    status = told(
-        status, Phase.PENDING, Reason.PODS_PENDING, f"placement {number}: waiting for {many(size, 'pod')}"
-    )
+    text = f"placement {number}: waiting for {many(size, 'pod')}"
+    text += f"; {why_unstarted(status)}" if failed_before else ""
+    status = told(status, Phase.PENDING, Reason.PODS_PENDING, text)
     status = status.model_copy(
         update={
             "placement": placement,
@@ -185,6 +189,8 @@ def pods_missing(view: View) -> Step | None:
         reason, text = (Reason.QUOTA_EXCEEDED if quota else Reason.POD_REFUSED), view.job.refused
     if view.job is not None and view.job.suspended:
         reason, text = Reason.QUEUED, f"Job {view.job.name} is suspended: a queue has not admitted it yet"
+    if why := why_unstarted(status):
+        text = f"{text}; {why}"
     text = with_advice(text, while_waiting(view, reason))
     phase = Phase.PENDING if up == 0 else Phase.STARTING
     troubled = reason not in (Reason.PODS_PENDING, Reason.QUEUED)
