@@ -240,7 +240,7 @@ class Applier:
             nodes=action.nodes,
             pods=pods,
             writer=self._writer,
-            known_attempts=max((r.attempt for r in status.attempts if r.epoch is not None), default=0),
+            known_attempts=status.known_attempts,
             known_commits=_known_commits(subject),
             adopt=subject.job.spec.checkpoint.adopt and not status.adopted,
             cluster=self._cluster,

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from rtj_operator.api import InvalidJobError, JobStatus, Phase, ResumableTrainingJob, parse_job
+from rtj_operator.api import InvalidJobError, JobStatus, ResumableTrainingJob, parse_job
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
 from rtj_operator.api.names import FINALIZER, LABEL_PLACEMENT
 from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, Observed, View, decide
 from rtj_operator.decide.actions import Event, FenceAndPublish, WriteStatus
-from rtj_operator.decide.trouble import Trouble, cannot_look, troubled
+from rtj_operator.decide.trouble import Trouble, cannot_look, troubled, unreadable
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
 from rtj_operator.fencing import FenceTrouble
@@ -273,9 +273,10 @@ class Reconciler:
                 "let the object go and keep them"
             )
         log.error("%s/%s: %s", meta["namespace"], meta["name"], sentence)
-        status = JobStatus(phase=Phase.INVALID, reason=Reason.SCHEMA_MISMATCH, message=sentence[:4000])
-        if (raw.get("status") or {}).get("message") != status.message:
-            body = {**(raw.get("status") or {}), **status.to_dict()}
+        before = raw.get("status") or {}
+        now = datetime.fromtimestamp(self.now(), UTC)
+        body = unreadable(before, meta.get("generation") or 0, now, sentence)
+        if body != before:
             try:
                 await self.kube.write_status(
                     RTJ,

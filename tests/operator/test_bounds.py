@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from fake_kube import FakeKube
 from operator_values import EPOCH, Situation, end_report, plan, pod, running, sidecar, status_of
 
+from rtj_operator.api import AttemptSeconds
 from rtj_operator.decide.actions import Event
 from rtj_operator.events import EventPoster, event_body
 from rtj_operator.kube import EVENTS, RTJ, Object
@@ -116,3 +118,25 @@ def test_two_operators_and_a_restart_post_an_event_once() -> None:
         return len([key for key in kube.objects if key[0] == EVENTS.plural])
 
     assert asyncio.run(post()) == 1
+
+
+@pytest.mark.parametrize("lost", [-1e308, -math.inf, math.inf, math.nan])
+def test_a_time_that_is_no_number_of_seconds_keeps_no_status_from_being_written(lost: float) -> None:
+    report = end_report(OutcomeKind.FAILED)
+    report = report.model_copy(update={"phases": report.phases.model_copy(update={"rank_lost": lost})})
+    dead = tuple(pod(i, plan=True, status=report.model_copy(update={"pod_index": i})) for i in range(2))
+    after, body = stored(running().seeing(jobs=1, pods=dead).with_nonce("nonce-2"))
+    json.dumps(body, allow_nan=False)
+    seconds = after.status.attempts[-1].seconds
+    assert seconds is not None
+    assert seconds.detect in (None, 1e6)
+
+
+def test_no_number_that_json_has_not_stands_in_a_body() -> None:
+    status = running().status
+    record = status.attempts[-1].model_copy(
+        update={"seconds": AttemptSeconds(detect=math.inf, restore=2.5, total=math.nan)}
+    )
+    body = status.model_copy(update={"attempts": [record], "save_seconds": -math.inf}).to_dict()
+    assert body["attempts"][0]["seconds"] == {"restore": 2.5}
+    assert "saveSeconds" not in body

@@ -4,6 +4,7 @@ An attribute's docstring is its description in `kubectl explain`. No sets, tuple
 none.
 """
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeAlias
@@ -28,8 +29,23 @@ class ApiModel(BaseModel):
     )
 
     def to_dict(self) -> JsonObject:
-        """JSON-ready dict in camelCase without absent fields."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """JSON-ready dict in camelCase without absent fields, and without numbers that JSON has not (inf, NaN): with
+        one of those the API server refuses the whole body, again and again."""
+        return _finite(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _finite(body: JsonObject) -> JsonObject:
+    return {k: _inside(v) for k, v in body.items() if not _no_number(v)}
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _finite(value)
+    return [_inside(v) for v in value if not _no_number(v)] if isinstance(value, list) else value
+
+
+def _no_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class SpecModel(ApiModel):

@@ -337,6 +337,8 @@ class JobStatus(ApiModel):
     """How often what has happened."""
     attempts: list[AttemptRecord] = Field(default_factory=list, max_length=MAX_ATTEMPTS)
     """The newest attempts, oldest first."""
+    fenced_attempts: int = 0
+    """Highest number of an attempt that was fenced. A journal that knows fewer is another one, or was lost (R11)."""
     excluded_nodes: list[ExcludedNode] = Field(default_factory=list, max_length=32)
     """Nodes that are kept off for a time: a rule says so, or two failures in a row were theirs."""
     adopted: bool = False
@@ -363,3 +365,12 @@ class JobStatus(ApiModel):
     """Digest of the spec of a failed job, as far as it asks for a run: another one starts the job again."""
     save_seconds: float | None = None
     """Seconds from stage to commit of the last save; the grace period of the next pods follows from it."""
+
+    @property
+    def known_attempts(self) -> int:
+        """Highest number of an attempt that the journal must know; 0 before the first was fenced (R11)."""
+        last = self.attempt
+        current = last.number if last is not None and last.epoch is not None else 0
+        return max(
+            self.fenced_attempts, current, *(r.attempt for r in self.attempts if r.epoch is not None), 0
+        )

@@ -11,7 +11,7 @@ from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
-from rtj_operator.decide.attempt import attempt_ended, plan_incomplete, start_attempt
+from rtj_operator.decide.attempt import attempt_ended, plan_adopted, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
 from rtj_operator.decide.ends import backing_off, fail, stop_pods
 from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
@@ -134,6 +134,7 @@ CHECKS: tuple[Check, ...] = (
     already_over,
     spec_refused,
     status_behind,
+    plan_adopted,
     suspended,
     deadline_passed,
     run_of_another,

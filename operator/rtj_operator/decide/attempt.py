@@ -34,8 +34,9 @@ from rtj_operator.decide.ends import (
 )
 from rtj_operator.decide.exclusion import excluded_event
 from rtj_operator.decide.hang import hung, stacks_first
+from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.place import new_placement
-from rtj_operator.decide.progress import has_trained
+from rtj_operator.decide.progress import has_trained, span
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.unstarted import with_unstarted
@@ -146,6 +147,7 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
         update={
             "attempt": attempt,
             "attempts": [*_superseded(view, status.attempts), record][-MAX_ATTEMPTS:],
+            "fenced_attempts": status.known_attempts,  # before a record of one is pushed out
             "counters": counters,
             "plan": None,
             "resume": None,
@@ -159,8 +161,24 @@ def start_attempt(view: View, end: End | None = None) -> Step | None:
     return Step(status, (fence,), WATCH_SECONDS)
 
 
+def plan_adopted(view: View) -> Step | None:
+    """The plan is out and the status does not say so yet: ranks may train by it, so no change passes over them (O3)."""
+    attempt, plan = view.status.attempt, view.plan
+    if not view.placed or attempt is None or attempt.epoch is not None or plan is None:
+        return None
+    lacking = _lacking(view, plan) if view.all_up else ()
+    effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
+    status, said = judged(view, plan)
+    adopted = adopt_plan(replace(view, status=status), plan)
+    return Step(adopted, effects, WATCH_SECONDS, (*said, *_damage(plan), _started_event(plan)))
+
+
+def _lacking(view: View, plan: Plan) -> tuple[PodView, ...]:
+    return tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
+
+
 def plan_incomplete(view: View) -> Step | None:
-    """The attempt is meant but not known to be fenced, or some pods lack its plan."""
+    """The attempt is meant and no pod has its plan, or some lack it."""
     attempt, plan = view.status.attempt, view.plan
     if not view.attempted or attempt is None:
         return None
@@ -169,13 +187,8 @@ def plan_incomplete(view: View) -> Step | None:
             return None
         fence = _fence_action(view, attempt, restore_fault(view.status))
         return Step(view.status, (fence,), WATCH_SECONDS)
-    lacking = tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
-    effects = (PublishPlan(plan, ids(lacking)),) if lacking else ()
-    if attempt.epoch is not None:
-        return Step(view.status, effects, WATCH_SECONDS) if effects else None
-    status, said = judged(view, plan)
-    adopted = adopt_plan(replace(view, status=status), plan)
-    return Step(adopted, effects, WATCH_SECONDS, (*said, *_damage(plan), _started_event(plan)))
+    lacking = _lacking(view, plan)
+    return Step(view.status, (PublishPlan(plan, ids(lacking)),), WATCH_SECONDS) if lacking else None
 
 
 def _fence_action(view: View, attempt: AttemptStatus, bad: RestoreFault | None) -> FenceAndPublish:
@@ -225,6 +238,7 @@ def adopt_plan(view: View, plan: Plan) -> JobStatus:
             "plan": shape,
             "restore_point": restore,
             "attempts": records,
+            "fenced_attempts": max(status.known_attempts, plan.attempt),
             "adopted": status.adopted or view.spec.checkpoint.adopt,
         }
     )
@@ -247,22 +261,25 @@ def _cause(view: View) -> Cause:
 
 
 def _superseded(view: View, records: list[AttemptRecord]) -> list[AttemptRecord]:
-    """An attempt that was meant and never fenced is closed, so that the record shows no two that run."""
+    """An attempt whose end was not seen, or that was never fenced, is closed: the record shows no two that run."""
     if not records or records[-1].ended_at is not None:
         return records
-    closed = records[-1].model_copy(
-        update={
-            "ended_at": view.time,
-            "outcome": "Superseded",
-            "message": "never started: its placement was lost",
-        }
+    last, meant = records[-1], view.status.attempt
+    plans = [p.plan for p in view.observed.pods if p.plan and meant and p.plan.nonce == meant.nonce]
+    fenced = {"attempt": plans[0].attempt, "epoch": plans[0].epoch} if plans else {}
+    started = bool(plans) or last.epoch is not None
+    message = (
+        "its placement was lost before its end was seen"
+        if started
+        else "never started: its placement was lost"
     )
-    return [*records[:-1], closed]
+    update = {**fenced, "ended_at": view.time, "outcome": "Superseded", "message": message}
+    return [*records[:-1], last.model_copy(update=update)]
 
 
 def _seconds_before(view: View, end: End | None) -> AttemptSeconds:
     """Detection and scheduling, which are over when an attempt is decided."""
-    detect = max(0.0, view.now - end.since) if end is not None and end.since else None
+    detect = span(end.since, view.now) if end is not None and end.since else None
     placement, records = view.status.placement, view.status.attempts
     first = placement is not None and not any(r.placement == placement.number for r in records)
     schedule = max(0.0, view.now - placement.created_at.timestamp()) if first and placement else None

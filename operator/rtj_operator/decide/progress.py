@@ -261,11 +261,11 @@ def _with_seconds(status: JobStatus, phases: PhaseTimes) -> JobStatus:
     before = record.seconds or AttemptSeconds()
     restored = phases.restored or phases.rendezvous
     update = {
-        "rendezvous": _span(phases.plan_seen, phases.rendezvous),
-        "restore": _span(phases.rendezvous, phases.restored),
-        "first_step": _span(restored, phases.first_step),
+        "rendezvous": span(phases.plan_seen, phases.rendezvous),
+        "restore": span(phases.rendezvous, phases.restored),
+        "first_step": span(restored, phases.first_step),
     }
-    first = _span(phases.plan_seen, phases.first_step)
+    first = span(phases.plan_seen, phases.first_step)
     if first is not None:
         update["total"] = round(
             sum(s or 0.0 for s in (before.detect, before.schedule, before.fence)) + first, 3
@@ -275,7 +275,8 @@ def _with_seconds(status: JobStatus, phases: PhaseTimes) -> JobStatus:
     return status.model_copy(update={"attempts": [*status.attempts[:-1], changed]})
 
 
-def _span(start: float | None, end: float | None) -> float | None:
+def span(start: float | None, end: float | None) -> float | None:
+    """Seconds between two times that a pod may have told, from 0 to 1e6; None when that is no number."""
     if start is None or end is None or not math.isfinite(end - start):
         return None
     return round(min(max(0.0, end - start), 1e6), 3)

@@ -83,7 +83,7 @@ def _remove(view: View) -> Decision:
     text = f"the checkpoints of this job's run are being deleted; {LET_GO}"
     event = Event(EventReason.DELETING_CHECKPOINTS, text, "removal/begun")
     behind = tuple(p.name for p in view.observed.pods if not (p.gone or _may_write(p)))
-    return _decision(view, text, (RemoveRun(_known_attempts(view.status), behind),), 0.1, (event,))
+    return _decision(view, text, (RemoveRun(view.status.known_attempts, behind),), 0.1, (event,))
 
 
 def _decision(
@@ -123,7 +123,3 @@ def _above_all(view: View) -> int:
         *(p.placement for p in view.observed.pods),
     )
     return max(numbers) + 1
-
-
-def _known_attempts(status: JobStatus) -> int:
-    return max((r.attempt for r in status.attempts if r.epoch is not None), default=0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
+from rtj_operator.api.base import JsonObject
 from rtj_operator.conditions import ConditionType, EventReason, Reason, Verdict, find, set_conditions
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.advice import RETRIED, with_advice
@@ -113,6 +114,29 @@ def cannot_look(job: ResumableTrainingJob, now: datetime, sentence: str) -> tupl
     key = f"right/{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
     event = Event(EventReason.WAITING, sentence[:1000], key, warning=True)
     return status.model_copy(update={"conditions": found}), event
+
+
+def unreadable(status: JsonObject, generation: int, now: datetime, sentence: str) -> JsonObject:
+    """`status` as it stands, and why this operator does not read its object: what else is in it another version wrote,
+    and needs again. An ended job, or a phase of that version's own, keeps its phase and sentence: written over, an
+    ended job would start again."""
+    said: JsonObject = dict(status)
+    if status.get("phase") in (None, *(p.value for p in Phase if p not in (Phase.COMPLETE, Phase.FAILED))):
+        said |= {
+            "phase": Phase.INVALID.value,
+            "reason": Reason.SCHEMA_MISMATCH.value,
+            "message": sentence[:4000],
+        }
+    found = status.get("conditions") or []
+    if not isinstance(found, list) or not all(isinstance(c, dict) for c in found):
+        return said
+    valid = ConditionType.VALID.value
+    old: JsonObject = next((c for c in found if c.get("type") == valid), {})
+    verdict = Verdict(ConditionType.VALID, False, Reason.SCHEMA_MISMATCH, sentence[:4000])
+    new = set_conditions((), (verdict,), generation=generation, now=now)[0].to_dict()
+    if old.get("status") == new["status"]:
+        new["lastTransitionTime"] = old.get("lastTransitionTime", new["lastTransitionTime"])
+    return said | {"conditions": [new if c is old else c for c in found] + ([] if old else [new])}
 
 
 def _given_up(view: View, status: JobStatus, trouble: Trouble) -> JobStatus:

@@ -1,0 +1,32 @@
+"""How many attempts the journal must know (R11) does not depend on how many records the status has room for."""
+
+from __future__ import annotations
+
+from operator_values import EPOCH, job, pod, pods, running
+
+from rtj_operator.api import MAX_ATTEMPTS, JobStatus
+
+
+def test_placements_lost_while_the_store_is_away_do_not_make_the_fenced_attempts_forgotten() -> None:
+    situation = running()
+    assert situation.status.known_attempts == 1
+    for lost in range(MAX_ATTEMPTS + 1):
+        assert situation.status.placement is not None
+        number = situation.status.placement.number
+        gone = tuple(pod(i, placement=number, gone=True) for i in range(2))
+        situation = situation.seeing(jobs=(job(number, 2),), pods=gone).later(5)
+        situation = situation.after(situation.decide())
+        number = situation.status.placement.number if situation.status.placement else 0
+        situation = situation.seeing(jobs=(job(number, 2),), pods=pods(2, placement=number)).later(5)
+        situation = situation.with_nonce(f"meant-{lost}")
+        situation = situation.after(situation.decide())
+    assert [r.epoch for r in situation.status.attempts] == [None] * MAX_ATTEMPTS
+    assert (situation.status.fenced_attempts, situation.status.known_attempts) == (1, 1)
+
+
+def test_a_status_of_before_the_number_was_kept_knows_it_by_its_attempt() -> None:
+    status = running().status.model_copy(update={"fenced_attempts": 0, "attempts": []})
+    assert status.attempt is not None
+    assert status.attempt.epoch == EPOCH
+    assert status.known_attempts == 1
+    assert JobStatus().known_attempts == 0
