@@ -98,6 +98,7 @@ class Reason(StrEnum):
     SAVES_FAILING = "SavesFailing"
     LOSS_NOT_FINITE = "LossNotFinite"
     SIDECAR_FAILING = "SidecarFailing"
+    SIDECAR_UNREACHABLE = "SidecarUnreachable"
     RESUME_MATCHED = "ResumeMatched"
     RESUME_DIFFERS = "ResumeDiffers"
     RESUME_REFUSED = "ResumeRefused"
@@ -183,6 +184,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.LOSS_NOT_FINITE: "The newest commit was made while the loss or the gradient norm was no finite number.",
     Reason.SAVES_FAILING: "Saves do not commit: several have failed in a row, or one meets errors and does not end.",
     Reason.SIDECAR_FAILING: "A pod's sidecar ends again and again; nothing can be saved or resumed meanwhile.",
+    Reason.SIDECAR_UNREACHABLE: "The first pod's sidecar does not answer the operator, or does not take the plan.",
     Reason.RESUME_MATCHED: "Steps after the resume match those seen before it.",
     Reason.RESUME_DIFFERS: "Steps after the resume differ from those seen before it.",
     Reason.RESUME_REFUSED: "The checkpoint does not fit what the script built; each difference is named.",

@@ -166,3 +166,27 @@ def test_asks_that_are_far_apart_are_no_silence_and_the_oldest_are_forgotten_fir
     for uid in ("b", "a", "c"):
         silence.missed(uid, late, late)
     assert [uid for uid in "abc" if silence.doubts(uid)] == ["a", "c"]
+
+
+def test_a_sidecar_that_nobody_reaches_is_named_with_its_port_and_only_one_that_answers_is_given_up() -> None:
+    """The plan travels through the API server: ranks behind a NetworkPolicy may train, and are not ended for it."""
+    begun = running()
+    mute = tuple(replace(p, status=None, silent_seconds=31.0) for p in begun.observed.pods)
+    deaf = tuple(replace(p, status=sidecar(p.index, epoch=2)) for p in begun.observed.pods)
+    limit = begun.spec.restart.startup_timeout_seconds
+    for found, word in ((mute, "10.0.0.1:9477"), (deaf, "has not taken the plan of attempt 1")):
+        situation = begun.seeing(jobs=1, pods=found)
+        assert degraded(situation.still(20.0)) is None, "it may still come"
+        said = degraded(situation.still(40.0))
+        assert said is not None
+        assert said.startswith("pod sft-p1-0: ")
+        assert word in said
+        assert ("NetworkPolicy" in said) is (found is mute)
+        later = situation.still(limit + 1.0).decide()
+        assert (later.status.reason == "Hung") is (found is deaf), "first its ranks' stacks are asked for"
+
+
+def degraded(situation: Situation) -> str | None:
+    """What the condition Degraded says of a sidecar that is out of reach."""
+    found = situation.decide().status.conditions
+    return next((c.message for c in found if c.type == "Degraded" and c.reason == "SidecarUnreachable"), None)

@@ -28,9 +28,15 @@ def hung(view: View) -> End | None:
     first = next((p for p in view.standing if p.index == 0), None)
     if not view.running or attempt is None or attempt.order is not Order.RUN or not view.all_up:
         return None
-    if first is None or first.status is None or first.status.epoch != attempt.epoch:
+    if first is None or first.status is None:
         return None
     restart, seen = view.spec.restart, first.status
+    if seen.epoch != attempt.epoch:
+        limit = restart.startup_timeout_seconds
+        if min(first.still_seconds, view.since(attempt.started_at)) <= limit:
+            return None
+        text = f"pod {first.name}: its sidecar has not taken the plan within startupTimeoutSeconds {limit}"
+        return End(Cause.HUNG, "Hung", text, True)
     if seen.phases.first_step is None:
         limit = restart.startup_timeout_seconds
         if _waited(first, view.since(attempt.started_at), limit) <= limit:

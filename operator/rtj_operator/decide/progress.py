@@ -22,6 +22,7 @@ from rtj_operator.api import (
 from rtj_operator.classify import blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.unreached import unreached
 from rtj_operator.decide.view import POLL_SECONDS, WATCH_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
 from rtj_operator.text import count, lasting, printable
@@ -115,7 +116,7 @@ def training(view: View) -> Step | None:
     if not view.running or attempt is None:
         return None
     if seen is None:
-        return Step(view.status, (), POLL_SECONDS, degraded=blocked(view.standing))
+        return Step(view.status, (), POLL_SECONDS, degraded=blocked(view.standing) or unreached(view))
     status = _with_resume(_with_seconds(view.status, seen.phases), seen)
     if attempt.stacks_at is not None:  # a step came after all: the next silence is another one
         status = status.model_copy(update={"attempt": attempt.model_copy(update={"stacks_at": None})})
