@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from trainer_sidecar.sidecar.fault import POINTS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 
@@ -249,16 +251,7 @@ CELLS = (
     ),
     *(
         Cell(POD, f"sidecar killed {point.replace('-', ' ')}", P.SAVING, (D1, SIDECAR), point)
-        for point in (
-            "after-hash",
-            "after-part-made",
-            "after-shard-put",
-            "before-manifest",
-            "after-manifest-file",
-            "before-claim",
-            "after-claim",
-            "before-latest",
-        )
+        for point in POINTS
     ),
     *(
         Cell(

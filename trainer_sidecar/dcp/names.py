@@ -65,3 +65,11 @@ def step_of(checkpoint_id: str | PathLike[str] | int) -> int:
             "checkpoint_id=f'step-{step}'"
         )
     return int(found[-1])
+
+
+def names_a_step(checkpoint_id: str | PathLike[str]) -> bool:
+    """Whether `step_of` has an answer: DCP asks before it begins."""
+    try:
+        return step_of(checkpoint_id) >= 0
+    except ValueError:
+        return False

@@ -24,7 +24,7 @@ from trainer_sidecar.contract.keys import parse_checkpoint_id
 from trainer_sidecar.dcp import loaded
 from trainer_sidecar.dcp.catalogue import Catalogue
 from trainer_sidecar.dcp.errors import CheckpointRefused
-from trainer_sidecar.dcp.names import step_of
+from trainer_sidecar.dcp.names import names_a_step, step_of
 from trainer_sidecar.train import environment, tagged, transfer
 from trainer_sidecar.train.boxes import Box, whole
 from trainer_sidecar.train.capture import Piece
@@ -164,10 +164,7 @@ class SidecarReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
         """Whether it names a step."""
-        try:
-            return step_of(checkpoint_id) >= 0
-        except ValueError:
-            return False
+        return names_a_step(checkpoint_id)
 
 
 def _pickled(document: object) -> io.BytesIO:

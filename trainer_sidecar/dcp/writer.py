@@ -18,7 +18,7 @@ from torch.futures import Future
 from trainer_sidecar.dcp.host_copy import HostCopy
 from trainer_sidecar.dcp.items import share_of
 from trainer_sidecar.dcp.lane import lane_of
-from trainer_sidecar.dcp.names import step_of
+from trainer_sidecar.dcp.names import names_a_step, step_of
 from trainer_sidecar.train import environment
 
 
@@ -124,10 +124,7 @@ class SidecarWriter(StorageWriter, BlockingAsyncStager):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
         """Whether it names a step."""
-        try:
-            return step_of(checkpoint_id) >= 0
-        except ValueError:
-            return False
+        return names_a_step(checkpoint_id)
 
     def __reduce__(self) -> NoReturn:
         """Sent to another process by AsyncCheckpointerType.PROCESS."""

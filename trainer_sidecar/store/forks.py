@@ -4,16 +4,14 @@ The fork's operator puts a `Hold` into the source's journal before the fork's ow
 ones; `Released` follows the fork's own verified commit. A pin is a hold of a user.
 """
 
-import time
 from collections.abc import Container
 from dataclasses import dataclass
-from uuid import uuid4
 
 from trainer_sidecar.contract.journal import Entry, Hold, Owner, Released, RestorePoint, RunRef
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.fence_errors import ForkSourceError
 from trainer_sidecar.store.history import History
-from trainer_sidecar.store.journal import Journal, JournalLostError
+from trainer_sidecar.store.journal import Journal, JournalLostError, entry_head
 from trainer_sidecar.store.quarantine import why_not
 
 
@@ -89,12 +87,7 @@ def hold(
         if holder in history.holds.get(checkpoint_id, frozenset()):
             return None
         return Hold(
-            seq=history.next_seq,
-            epoch=history.epoch,
-            owner=owner,
-            writer=writer,
-            nonce=uuid4().hex,
-            time=time.time(),
+            **entry_head(history, owner, writer),
             checkpoint_id=checkpoint_id,
             holder=holder,
         )
@@ -120,12 +113,7 @@ def release(
         if not held:
             return None
         return Released(
-            seq=history.next_seq,
-            epoch=history.epoch,
-            owner=owner,
-            writer=writer,
-            nonce=uuid4().hex,
-            time=time.time(),
+            **entry_head(history, owner, writer),
             checkpoint_id=checkpoint_id,
             holder=holder,
         )

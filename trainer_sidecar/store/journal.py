@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
+from uuid import uuid4
 
 from trainer_sidecar.contract.journal import (
     MAX_ENTRY_BYTES,
     Entry,
     Latest,
+    Owner,
     UnknownEntryError,
     UnparsableEntryError,
     parse_entry,
@@ -55,6 +57,18 @@ class AppendUndecidedError(UnclearError):
     """Deadline or stop came while a claim was on its way: it may still land. Read before relying on either."""
 
     reason = "AppendUndecided"
+
+
+def entry_head(history: History, owner: Owner, writer: str) -> dict[str, Any]:
+    """Fields that any entry of the newest attempt's epoch begins with, for the next slot; `time` in Unix seconds."""
+    return {
+        "seq": history.next_seq,
+        "epoch": history.epoch,
+        "owner": owner,
+        "writer": writer,
+        "nonce": uuid4().hex,
+        "time": time.time(),
+    }
 
 
 class Journal:

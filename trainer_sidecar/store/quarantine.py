@@ -4,16 +4,14 @@ The operator and `rtj run` accuse what a restore found bad; `rtj checkpoints` ac
 the operator does: read to the tail, decide again on refusal (R4, R5).
 """
 
-import time
 from contextlib import suppress
 from typing import Any, Literal
-from uuid import uuid4
 
 from trainer_sidecar.contract.journal import Entry, Owner, Quarantined, Reinstated, Verified
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.store.base import StoreError
 from trainer_sidecar.store.history import History
-from trainer_sidecar.store.journal import Journal, JournalError
+from trainer_sidecar.store.journal import Journal, JournalError, entry_head
 
 
 class VerdictRefusedError(ValueError):
@@ -97,7 +95,7 @@ def _say_again(journal: Journal, first: Quarantined, timeout: float | None) -> N
     def decide(history: History) -> Entry | None:
         if any(history.quarantined.get(i) != first for i in first.checkpoint_ids):
             return None
-        head = _head(history, first.owner, first.writer)
+        head = entry_head(history, first.owner, first.writer)
         return first.model_copy(update={**head, "detail": {**first.detail, "repeats": first.seq}})
 
     journal.append(decide, timeout=timeout)
@@ -123,7 +121,7 @@ def reinstate(
         standing = history.quarantined.get(checkpoint_id)
         if standing is None and checkpoint_id in history.doubted:
             return Reinstated(
-                **_head(history, owner, writer), checkpoint_id=checkpoint_id, by=by, reason=reason
+                **entry_head(history, owner, writer), checkpoint_id=checkpoint_id, by=by, reason=reason
             )
         if standing is None:
             raise VerdictRefusedError(f"checkpoint {checkpoint_id} is not under quarantine")
@@ -132,7 +130,9 @@ def reinstate(
                 f"checkpoint {checkpoint_id} is covered by the quarantine of its ancestor "
                 f"{', '.join(standing.checkpoint_ids)} (entry {standing.seq}): reinstate that one"
             )
-        return Reinstated(**_head(history, owner, writer), checkpoint_id=checkpoint_id, by=by, reason=reason)
+        return Reinstated(
+            **entry_head(history, owner, writer), checkpoint_id=checkpoint_id, by=by, reason=reason
+        )
 
     entry = journal.append(decide, timeout=timeout)
     assert isinstance(entry, Reinstated)
@@ -156,7 +156,7 @@ def record_verified(
             return None
         standing = history.manifests[checkpoint_id]
         return Verified(
-            **_head(history, owner, writer),
+            **entry_head(history, owner, writer),
             checkpoint_id=checkpoint_id,
             sequence=standing.seq,
             manifest_sha256=standing.manifest.sha256,
@@ -184,17 +184,6 @@ def why_not(history: History, checkpoint_id: str) -> str:
     return f"was never committed in this run; the newest commits: {known}"
 
 
-def _head(history: History, owner: Owner, writer: str) -> dict[str, Any]:
-    return {
-        "seq": history.next_seq,
-        "epoch": history.epoch,
-        "owner": owner,
-        "writer": writer,
-        "nonce": uuid4().hex,
-        "time": time.time(),
-    }
-
-
 def _quarantined(
     history: History,
     ids: list[str],
@@ -208,7 +197,7 @@ def _quarantined(
     detail: dict[str, Any],
 ) -> Quarantined:
     return Quarantined(
-        **_head(history, owner, writer),
+        **entry_head(history, owner, writer),
         checkpoint_ids=ids,
         fault=fault,
         reason=reason[:1000],

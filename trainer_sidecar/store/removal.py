@@ -9,14 +9,13 @@ off anywhere, and the next one goes on; no clock decides anything (R13).
 
 import time
 from dataclasses import dataclass
-from uuid import uuid4
 
 from trainer_sidecar.contract.journal import Attempt, Cause, Entry, Owner, Retired
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.forks import holder_name, release
 from trainer_sidecar.store.frozen_garbage import delete_unused
 from trainer_sidecar.store.history import History
-from trainer_sidecar.store.journal import Journal, JournalLostError
+from trainer_sidecar.store.journal import Journal, JournalLostError, entry_head
 from trainer_sidecar.store.retention import delete_checkpoint, doom, present_checkpoints, sweep
 
 REMOVED = "deleted with its object"
@@ -158,12 +157,7 @@ def _retire(journal: Journal, owner: Owner, writer: str, most: int, timeout: flo
         if not ids or not _is_ours(history, owner):
             return None
         return Retired(
-            seq=history.next_seq,
-            epoch=history.epoch,
-            owner=owner,
-            writer=writer,
-            nonce=uuid4().hex,
-            time=time.time(),
+            **entry_head(history, owner, writer),
             checkpoint_ids=ids,
             reason=REMOVED,
             policy="deletionPolicy=Delete",
