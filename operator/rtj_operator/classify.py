@@ -333,7 +333,7 @@ def _first_failure(failed: list[tuple[PodView, Outcome]], began: float) -> End:
     if starved is not None:
         text = f"pod {starved.name} on node {starved.node}: the sidecar was OOM-killed: {SIDECAR_MEMORY}"
         return End(Cause.OOM_KILLED, SIDECAR_OOM, text, True, step=outcome.step, node=starved.node)
-    oom = next((p for p, o in failed if _oom_killed(o)), None)
+    oom = next((p for p, o in failed if o.killed_for_memory), None)
     cause = Cause.OOM_KILLED if oom else Cause.RANK_FAILED
     culprit = oom or pod
     text = f"pod {culprit.name} on node {culprit.node}: {_text(_outcome_of(failed, culprit) or outcome)}"
@@ -359,19 +359,13 @@ def _sidecar_oom_killed(pod: PodView, began: float) -> bool:
     return pod.sidecar_end is not None and pod.sidecar_end.reason == OOM and pod.sidecar_ended_at >= began
 
 
-def _oom_killed(outcome: Outcome) -> bool:
-    """The launcher counted OOM kills in its cgroup during this epoch, and the rank did end by SIGKILL."""
-    killed = outcome.failure is not None and outcome.failure.signal in ("SIGKILL", "9")
-    return killed and outcome.oom_kills > 0
-
-
 def _outcome_of(failed: list[tuple[PodView, Outcome]], pod: PodView) -> Outcome | None:
     """The outcome that belongs to `pod`."""
     return next((o for p, o in failed if p.uid == pod.uid), None)
 
 
 def _failure_cause(outcome: Outcome) -> Cause:
-    return Cause.OOM_KILLED if _oom_killed(outcome) else Cause.RANK_FAILED
+    return Cause.OOM_KILLED if outcome.killed_for_memory else Cause.RANK_FAILED
 
 
 def _text(outcome: Outcome) -> str:

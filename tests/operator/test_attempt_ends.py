@@ -74,6 +74,20 @@ def test_an_oom_kill_of_the_cgroup_is_told_from_a_plain_sigkill() -> None:
     assert verdict(good(), counting_oom(crash)).cause is Cause.RANK_FAILED
 
 
+def test_an_oom_kill_that_took_torchrun_before_a_rank_could_report_is_one_too() -> None:
+    """The kernel killed the rank and, 13 ms later, torchrun: the launcher's outcome names no rank."""
+    gone = ended(1, OutcomeKind.FAILED)
+    assert gone.status is not None
+    assert gone.status.outcome is not None
+    outcome = gone.status.outcome.model_copy(
+        update={"failure": None, "message": "torchrun exited with code -9"}
+    )
+    gone = replace(gone, status=gone.status.model_copy(update={"outcome": outcome}))
+    assert verdict(good(), gone).cause is Cause.RANK_FAILED
+    end = verdict(good(), counting_oom(gone))
+    assert (end.cause, end.outcome) == (Cause.OOM_KILLED, "OOMKilled")
+
+
 def counting_oom(view: PodView) -> PodView:
     """The pod, whose launcher counted an OOM kill during the epoch that ended."""
     assert view.status is not None

@@ -48,6 +48,13 @@ class Outcome(Document):
     """Processes of the trainer's cgroup that the kernel killed for memory during this epoch. The launcher counts
     (`oom_kill` of its own `memory.events`): another container's cgroup is not visible to the sidecar."""
 
+    @property
+    def killed_for_memory(self) -> bool:
+        """The kernel killed processes for memory, and no rank ended in another way: the first to fail ended by
+        SIGKILL, or torchrun was killed too, before any rank's end was reported."""
+        by_kill = self.failure is None or self.failure.signal in ("SIGKILL", "9")
+        return self.kind is OutcomeKind.FAILED and self.oom_kills > 0 and by_kill
+
 
 EXIT_CODES: dict[OutcomeKind, int] = {
     OutcomeKind.FINISHED: 0,

@@ -223,7 +223,7 @@ class LocalRun:
             if outcome is not None:
                 self._status.poll_now()
                 retry = outcome.kind in KEPT_UP and not self._stops
-                cause = Cause.OOM_KILLED if outcome.oom_kills else Cause.RANK_FAILED
+                cause = Cause.OOM_KILLED if outcome.killed_for_memory else Cause.RANK_FAILED
                 return Ended(outcome, cause=cause, retry=retry)
             if ordered < min(self._stops, 2):
                 ordered = min(self._stops, 2)
