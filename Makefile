@@ -64,8 +64,9 @@ bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="sc
 	@$(PYTHON) bench $(ARGS)
 soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")
 	@$(PYTHON) hack/soak $(ARGS)
-soak-cluster: setup ## The operator's own trouble at full length: the API server is away for five minutes
-	@RTJ_API_OUTAGE_SECONDS=300 hack/test.sh tests/operator/test_operator_trouble_on_cluster.py $(ARGS)
+soak-cluster: setup ## The cluster's troubles at full length: API server and store are away for five minutes each
+	@RTJ_API_OUTAGE_SECONDS=300 RTJ_STORE_OUTAGE_SECONDS=300 hack/test.sh \
+	  tests/operator/test_operator_trouble_on_cluster.py tests/cluster/test_cluster_sealed_save.py $(ARGS)
 
 .PHONY: dist
 dist: venv ## Build wheel, sdist and the images' bills of materials into dist/

@@ -3,13 +3,12 @@
 A write that was refused because somebody else wrote first ends the pass: the next reconcile reads again.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
@@ -25,6 +24,7 @@ from rtj_operator.decide.actions import (
     DeletePods,
     Event,
     FenceAndPublish,
+    NudgePods,
     PublishOrder,
     PublishPlan,
     RemoveRun,
@@ -35,7 +35,6 @@ from rtj_operator.decide.observed import Observed
 from rtj_operator.faults import (
     AFTER_ATTEMPT_ENTRY,
     AFTER_JOB_CREATE,
-    AFTER_PLAN_ON_ONE_POD,
     AFTER_REMOVAL,
     AFTER_STATUS_WRITE,
     Faults,
@@ -43,28 +42,26 @@ from rtj_operator.faults import (
 from rtj_operator.fencing import FenceOrder, FenceTrouble, Stores, conflict_of, fence
 from rtj_operator.kube import (
     JOBS,
-    PODS,
     RTJ,
     AlreadyExists,
     Conflict,
     Invalid,
     Kube,
-    NotFound,
     Object,
     Unavailable,
 )
 from rtj_operator.lines import Limits, Lines, line_of
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import Placement, PodSettings, build_job
+from rtj_operator.podwrites import PodWrites
 from rtj_operator.queue import Turns
 from rtj_operator.remover import RemovalOrder, remove
 from rtj_operator.remover import said as removal_said
 from rtj_operator.standing import standing
 from trainer_sidecar.contract.journal import Owner
-from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
-MOST_AT_ONCE = 32
 FENCES = Limits(threads=12, threads_per_store=3, jobs=64, jobs_per_store=16)
 """Attempts that are fenced, and looks at whose a run is."""
 REMOVALS = Limits(threads=4, threads_per_store=2, jobs=8, jobs_per_store=4)
@@ -123,7 +120,7 @@ class Applier:
         self._faults = faults or Faults("")
         self._stores = stores or Stores()
         self._turns = turns
-        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._pods = PodWrites(kube, self._faults)
         self._fences, self._removals = Lines(FENCES, "store"), Lines(REMOVALS, "removal")
 
     async def apply(self, actions: Sequence[Action], subject: Subject) -> tuple[Event, ...]:
@@ -165,9 +162,7 @@ class Applier:
                 await self._create_job(action, subject)
                 self._faults.reached(AFTER_JOB_CREATE)
             case DeletePods(pods, grace):
-                await self._each(
-                    pods, lambda name, uid: self._delete_pod(subject.namespace, name, uid, grace)
-                )
+                await self._pods.delete(pods, grace, subject.namespace)
             case DeleteObject():
                 meta = subject.raw["metadata"]
                 version = meta["resourceVersion"]
@@ -181,9 +176,11 @@ class Applier:
             case FenceAndPublish():
                 await self._fence_and_publish(action, subject)
             case PublishPlan(plan, pods):
-                await self.publish(plan, pods, subject.namespace)
+                await self._pods.publish(plan, pods, subject.namespace)
             case PublishOrder(plan, order, pods):
-                await self.publish(plan.model_copy(update={"order": order}), pods, subject.namespace)
+                await self._pods.publish(plan.model_copy(update={"order": order}), pods, subject.namespace)
+            case NudgePods(pods, mark):
+                await self._pods.nudge(mark, pods, subject.namespace)
 
     async def write_status(self, status: JobStatus, subject: Subject) -> Object:
         """Replace the status unless somebody wrote since `subject` was read (Conflict). The object as it is then."""
@@ -257,7 +254,7 @@ class Applier:
         self._faults.reached(AFTER_ATTEMPT_ENTRY)
         if not fenced.reused:
             self._metrics.attempts.labels(plan.cause.value).inc()
-        await self.publish(plan, tuple((p.name, p.uid) for p in pods), subject.namespace)
+        await self._pods.publish(plan, tuple((p.name, p.uid) for p in pods), subject.namespace)
 
     async def _set_finalizer(self, raw: Object, *, held: bool) -> None:
         """Ours among the others, refused (Conflict) when anybody wrote since `raw` was read."""
@@ -328,30 +325,6 @@ class Applier:
         except BadSecret as exc:
             raise FenceTrouble(Reason.STORE_ACCESS_DENIED, str(exc)) from exc
 
-    async def publish(self, plan: Plan, pods: Sequence[tuple[str, str]], namespace: str) -> None:
-        """The plan as annotation on these pods: pod 0's sidecar first, since the others report to it."""
-        body: Object = {"metadata": {"annotations": {PLAN_ANNOTATION: plan.to_json()}}}
-        for name, uid in pods[:1]:
-            await self._annotate(namespace, name, uid, body)
-            self._faults.reached(AFTER_PLAN_ON_ONE_POD)
-        await self._each(pods[1:], lambda name, uid: self._annotate(namespace, name, uid, body))
-
-    async def _annotate(self, namespace: str, name: str, uid: str, body: Object) -> None:
-        try:
-            await self._kube.patch(PODS, namespace, name, body, uid=uid)
-        except (NotFound, Conflict) as exc:
-            log.info("pod %s/%s went away before its plan came: %s", namespace, name, exc)
-
-    async def _delete_pod(self, namespace: str, name: str, uid: str, grace: int) -> None:
-        await self._kube.delete(PODS, namespace, name, uid=uid, grace_seconds=grace)
-
-    async def _each(self, pods: Sequence[tuple[str, str]], act: "PodAct") -> None:
-        async def bounded(name: str, uid: str) -> None:
-            async with self._slots:
-                await act(name, uid)
-
-        await asyncio.gather(*(bounded(name, uid) for name, uid in pods))
-
 
 @contextmanager
 def _explained(credentials: Credentials) -> Iterator[None]:
@@ -384,9 +357,3 @@ def _known_commits(subject: Subject) -> bool:
     status = subject.status
     forked = subject.spec.resume_from is not None
     return status.last_committed is not None or (status.restore_point is not None and not forked)
-
-
-class PodAct(Protocol):
-    """Something done to one pod."""
-
-    async def __call__(self, name: str, uid: str) -> None: ...

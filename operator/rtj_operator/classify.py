@@ -305,6 +305,10 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: floa
     answers = [(p, p.status) for p in pods if p.status is not None]
     if len(answers) < size or not all(p.up for p in pods):
         return None
+    if any(s.launcher_gone for _, s in answers):
+        return (
+            None  # its peers may have ended for that; the kubelet says within a second how the container did
+        )
     ended = [
         (p, o) for p, s in answers if s.trainer is TrainerState.ENDED and (o := p.outcome(epoch)) is not None
     ]

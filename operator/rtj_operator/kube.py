@@ -44,6 +44,7 @@ class Kind:
 
 
 RTJ = Kind("resumabletraining.io", "v1alpha1", "ResumableTrainingJob", "resumabletrainingjobs")
+DRILLS = Kind("resumabletraining.io", "v1alpha1", "ResumeDrill", "resumedrills")
 JOBS = Kind("batch", "v1", "Job", "jobs")
 PODS = Kind("", "v1", "Pod", "pods")
 SECRETS = Kind("", "v1", "Secret", "secrets")
@@ -75,7 +76,7 @@ class Conflict(KubeError):
 
 
 class Invalid(KubeError):
-    """422 or 400: the object fails validation; trying again changes nothing."""
+    """422, 400, or 500 for a field that the CRD does not have: trying again changes nothing."""
 
 
 class Forbidden(KubeError):
@@ -322,6 +323,8 @@ def _error(method: str, path: str, status: int, data: bytes) -> KubeError:
     kind = kinds.get(status, Unavailable)
     if status == 409:
         kind = AlreadyExists if reason == "AlreadyExists" else Conflict
+    if status == 500 and "failed to create typed patch object" in sentence:
+        kind = Invalid  # what the API server answers to a field that the installed CRD does not have
     return kind(f"{method} {path}: {status} {reason}: {sentence}", status=status, sentence=sentence)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rtj_operator.api.names import ANNOTATION_NUDGE
 from rtj_operator.decide.observed import ContainerEnd, JobView, PodView
 from trainer_sidecar.contract.outcome import Outcome
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
@@ -95,6 +96,7 @@ def pod_view(
         evicted=str(status.get("message", "")) or "evicted" if status.get("reason") == "Evicted" else "",
         node_lost=status.get("reason") == "NodeLost",
         plan=_plan((meta.get("annotations") or {}).get(PLAN_ANNOTATION)),
+        nudge=str((meta.get("annotations") or {}).get(ANNOTATION_NUDGE, "")),
     )
 
 

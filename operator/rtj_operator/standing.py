@@ -14,6 +14,7 @@ from rtj_operator.decide.actions import (
     DeleteObject,
     DeletePods,
     FenceAndPublish,
+    NudgePods,
     PublishOrder,
     PublishPlan,
     RemoveRun,
@@ -39,6 +40,8 @@ def standing(action: Action, job: ResumableTrainingJob, observed: Observed) -> A
             return action if status.attempt and status.attempt.nonce == nonce else None
         case PublishPlan(plan):
             return action if status.attempt and status.attempt.nonce == plan.nonce else None
+        case NudgePods():
+            return action if status.attempt else None
         case PublishOrder(order=order):
             return action if _ordered(job, order) else None
         case DeleteObject():

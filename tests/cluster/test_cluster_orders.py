@@ -71,15 +71,24 @@ def commit_restored_by(job: Job, attempt: int) -> Any:
     return next(commit for commit in job.commits() if commit.seq == restore.sequence)
 
 
-def test_a_pod_deleted_by_hand_makes_a_new_placement_that_resumes(job: Job, world: World) -> None:
-    pod = job.pods[0]["metadata"]
-    world.kubectl("delete", "pod", pod["name"], "--wait=false")
-    status = job.wait_training(attempt=2)
+def test_a_node_that_is_drained_makes_a_new_placement_elsewhere_that_resumes(job: Job, world: World) -> None:
+    pod = job.pods[0]
+    node = pod["spec"]["nodeName"]
+    try:
+        only = "--pod-selector=resumabletraining.io/job=orders"
+        world.kubectl("drain", node, only, "--delete-emptydir-data", "--timeout=120s", timeout=130)
+        status = job.wait_training(attempt=2)
+    finally:
+        world.kubectl("uncordon", node)
     assert status["placement"]["number"] == 2
-    assert status["attempts"][1]["cause"] == "PodLost"
-    assert job.pods[0]["metadata"]["uid"] != pod["uid"]
+    assert (status["attempts"][0]["outcome"], status["attempts"][1]["cause"]) == ("Drained", "Evicted")
+    assert node in status["attempts"][0]["message"]
+    assert status["counters"]["failures"] == 0
+    assert job.pods[0]["spec"]["nodeName"] != node
     job.wait("only the new Job", 60, lambda job: job.placements == ["orders-p2"])
-    assert commit_restored_by(job, 2).epoch == job.attempts()[0].seq
+    saved = commit_restored_by(job, 2)
+    assert saved.epoch == job.attempts()[0].seq
+    assert saved.step == status["attempts"][0]["lastStep"], "it saved before it left: not one step was lost"
 
 
 def test_kubectl_scale_saves_commits_and_resumes_on_the_new_size(job: Job, world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 from cluster_world import START_SECONDS, Job, World
@@ -13,6 +14,8 @@ from hack.demo.faults import rank_pids
 from trainer_sidecar.contract.journal import Attempt, Manifest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+OUTAGE_SECONDS = float(os.environ.get("RTJ_STORE_OUTAGE_SECONDS", "0"))
+"""How long the store stays away once the ranks are dead, at least; `make soak-cluster` takes 300."""
 
 
 def sealed_step(job: Job) -> int | None:
@@ -39,6 +42,12 @@ def test_a_sealed_save_is_committed_after_all_ranks_were_killed_and_is_the_next_
         killed = time.time()
         job.wait("trace of the deaths", 60, ranks_are_dead)
         assert sealed_step(job) == step, "the kill came before the commit"
+        told = job.wait("word of the store", 120, word_of_the_store)
+        assert "store" in told["message"]
+        while time.time() < killed + OUTAGE_SECONDS:
+            assert job.status["phase"] not in ("Failed", "Complete"), job.status
+            assert len(job.pods) == 1, "the pod with the sealed save is kept"
+            time.sleep(1)
     finally:
         world.cluster.tool("s3", "start")
     job.wait_training(attempt=2)
@@ -52,6 +61,12 @@ def test_a_sealed_save_is_committed_after_all_ranks_were_killed_and_is_the_next_
     assert second.restore.sequence == saved.seq
     assert job.status["restorePoint"]["step"] == step
     job.delete()
+
+
+def word_of_the_store(job: Job) -> dict[str, Any] | None:
+    """The condition that tells a user why nothing goes on."""
+    degraded = job.condition("Degraded")
+    return degraded if degraded.get("status") == "True" and "Store" in degraded["reason"] else None
 
 
 def ranks_are_dead(job: Job) -> bool:

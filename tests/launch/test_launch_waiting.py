@@ -6,9 +6,12 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from trainer_sidecar import launch
+from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar.workdir import launcher_gone, prepare
 
 
 def test_without_a_plan_it_gives_up_after_the_startup_timeout_and_says_so(start_pod: Any) -> None:
@@ -32,12 +35,22 @@ def test_a_plan_of_another_contract_version_is_refused_with_both_versions(start_
 def test_an_empty_plan_file_is_no_plan_and_sigterm_ends_the_wait(start_pod: Any) -> None:
     pod = start_pod()
     pod.plan_file.write_bytes(b"")
-    ready = pod.volume.work / launch.RankReports.NAME
+    ready = pod.volume.launcher_socket
+    assert ready.name == launch.RankReports.NAME
     while not ready.exists():
+        assert pod.process.poll() is None
+    while launcher_gone(pod.volume):  # the name is there a moment before it is listened to
         assert pod.process.poll() is None
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == 143
     assert json.loads(pod.termination.read_text())["kind"] == "Stopped"
+    assert launcher_gone(pod.volume)
+
+
+def test_a_volume_without_a_launcher_yet_is_no_sign_that_one_is_gone(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    prepare(volume)
+    assert not launcher_gone(volume)
 
 
 def test_an_order_to_save_before_any_rank_ran_is_stopped_and_stays_up_until_stop(start_pod: Any) -> None:

@@ -384,7 +384,6 @@ CELLS = (
         "a pod is deleted by hand",
         P.TRAINING,
         (
-            "cluster/test_cluster_orders.py::test_a_pod_deleted_by_hand_makes_a_new_placement_that_resumes",
             REAL
             + "test_a_pod_deleted_by_hand_saves_and_the_job_goes_on_until_it_is_deleted_with_its_checkpoints",
         ),
@@ -399,7 +398,11 @@ CELLS = (
         NODE,
         "a node is drained",
         P.LEAVING,
-        (ENDS + "test_all_saved_after_a_sigterm_is_a_saved_end_in_a_lost_placement",),
+        (
+            ENDS + "test_all_saved_after_a_sigterm_is_a_saved_end_in_a_lost_placement",
+            "cluster/test_cluster_orders.py::"
+            "test_a_node_that_is_drained_makes_a_new_placement_elsewhere_that_resumes",
+        ),
     ),
     Cell(
         NODE,

@@ -96,6 +96,18 @@ def counting_oom(view: PodView) -> PodView:
     return replace(view, status=view.status.model_copy(update={"outcome": outcome}))
 
 
+def test_a_rank_that_failed_since_a_peers_container_was_killed_waits_for_what_the_kubelet_says_of_it() -> (
+    None
+):
+    """A relaunch in place would find that container dead, be a second failure and wait for it."""
+    failed = ended(0, OutcomeKind.FAILED, exit_code=1, error="ConnectionError: a peer is gone")
+    killed = pod(1, plan=True, status=sidecar(1).model_copy(update={"launcher_gone": True}))
+    assert attempt_end((failed, killed), 2, EPOCH) is None
+    told = replace(killed, trainer_running=False, trainer_end=ContainerEnd(137, "Error"))
+    end = verdict(failed, told)
+    assert (end.cause, end.in_place, end.exit_code) == (Cause.RANK_FAILED, False, 137)
+
+
 def test_an_oom_killed_trainer_container_is_a_lost_placement() -> None:
     dead = replace(pod(1, plan=True), trainer_running=False, trainer_end=ContainerEnd(137, "OOMKilled"))
     end = verdict(good(), dead)

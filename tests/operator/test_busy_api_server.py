@@ -12,11 +12,14 @@ import pytest
 from aiohttp import web
 
 from rtj_operator import kube
-from rtj_operator.kube import RTJ, ApiServer, Busy, Unavailable, connect
+from rtj_operator.kube import RTJ, ApiServer, Busy, Invalid, Unavailable, connect
 
 
 def asked(
-    tmp_path: Path, answers: list[int], ask: Callable[[ApiServer], Awaitable[Any]]
+    tmp_path: Path,
+    answers: list[int],
+    ask: Callable[[ApiServer], Awaitable[Any]],
+    sentence: str = "later",
 ) -> tuple[Any, list[str]]:
     """What `ask` got from a server that answers with these codes and then with 200, and the methods that it saw."""
     seen: list[str] = []
@@ -27,7 +30,7 @@ def asked(
         body = (
             {"metadata": {"name": "j"}}
             if code == 200
-            else {"reason": "Busy", "message": "later", "code": code}
+            else {"reason": "Busy", "message": sentence, "code": code}
         )
         return web.json_response(body, status=code)
 
@@ -85,3 +88,17 @@ def test_what_a_server_could_not_do_is_not_asked_twice(tmp_path: Path) -> None:
             await server.get(RTJ, "ns", "j")
 
     assert asked(tmp_path, [500], ask)[1] == ["GET"]
+
+
+def test_a_field_that_the_installed_crd_does_not_have_is_no_trouble_of_the_server(tmp_path: Path) -> None:
+    """An operator that was upgraded before its CRD: asking again changes nothing, and the user has to know."""
+    sentence = (
+        "failed to create typed patch object (ns/j; resumabletraining.io/v1alpha1, "
+        "Kind=ResumableTrainingJob): .status.checkpointInterval: field not declared in schema"
+    )
+
+    def write(server: ApiServer) -> Awaitable[Any]:
+        return server.write_status(RTJ, "ns", "j", {"phase": "Running"}, uid="u", resource_version="1")
+
+    with pytest.raises(Invalid, match="field not declared in schema"):
+        asked(tmp_path, [500], write, sentence)

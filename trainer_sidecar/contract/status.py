@@ -101,6 +101,8 @@ class SidecarStatus(Document):
     """The plan's attempt already has a later entry in the journal, or there is none: asks for a new one (O2)."""
     fenced: bool = False
     trainer: TrainerState
+    launcher_gone: bool = False
+    """The first process of the trainer container has ended: the kubelet is about to say how, and no plan is taken."""
     ranks: list[RankStatus] = Field(default_factory=list)
     outcome: Outcome | None = None
     oom_kills: int = 0

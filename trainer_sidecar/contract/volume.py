@@ -5,6 +5,7 @@ and no sticky bit, because trainer and sidecar often run under different users (
 
     w/rtj-launch.pyz                     the launcher, put there by the sidecar
     w/sidecar.sock                       unix socket, mode 0666; one connection per rank, kept open for the rank's life
+    w/launch.sock                        the launcher listens there while it lives, mode 0666
     w/plan/<epoch>.json                  frozen copy of the plan, written by the launcher, named by RTJ_PLAN
     w/order/<epoch>                      exists (content: the order) once the ranks shall save and exit
     w/stage/rank-<rank:05d>/buffer-<k>   staging buffers, reused; k = 0, 1, ...
@@ -95,6 +96,10 @@ class Volume:
     @property
     def socket(self) -> Path:
         return self.work / "sidecar.sock"
+
+    @property
+    def launcher_socket(self) -> Path:
+        return self.work / "launch.sock"
 
     def plan(self, epoch: int) -> Path:
         return self.work / "plan" / f"{epoch}.json"

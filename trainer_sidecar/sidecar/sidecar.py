@@ -180,6 +180,7 @@ class Sidecar:
             wants_plan=wants_plan,
             fenced=self.standing.fenced,
             trainer=view.state,
+            launcher_gone=workdir.launcher_gone(self._config.volume),
             ranks=view.ranks,
             outcome=outcome,
             oom_kills=outcome.oom_kills if outcome else 0,

@@ -6,6 +6,7 @@ without a check, links are not followed, and no read is larger than it may be.
 
 import io
 import os
+import socket
 import stat
 import tempfile
 import zipfile
@@ -24,6 +25,23 @@ def prepare(volume: Volume) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if stat.S_IMODE(folder.stat().st_mode) != 0o777:
             folder.chmod(0o777)
+
+
+def launcher_gone(volume: Volume) -> bool:
+    """The launcher has listened and does not any more: it has ended, or was killed. False before it has begun."""
+    folder = os.open(volume.work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+            door.connect(
+                f"/proc/self/fd/{folder}/{volume.launcher_socket.name}"
+            )  # paths can exceed 108 bytes
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+    return False
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -24,6 +24,8 @@ LABEL_PLACEMENT = f"{GROUP}/placement"
 FINALIZER = f"{GROUP}/checkpoints"
 """On a job with `deletionPolicy: Delete`: the object stays until its checkpoints are deleted."""
 ANNOTATION_PLAN = PLAN_ANNOTATION
+ANNOTATION_NUDGE = f"{GROUP}/nudge"
+"""On a pod whose kubelet shall write the plan's file again: a text that changes."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY_VALUE = "rtj-operator"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

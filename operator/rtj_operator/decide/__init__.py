@@ -16,6 +16,7 @@ from rtj_operator.decide.behind import status_behind
 from rtj_operator.decide.ends import backing_off, fail, stop_pods
 from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
 from rtj_operator.decide.milestones import milestones
+from rtj_operator.decide.nudge import with_nudges
 from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
@@ -58,7 +59,7 @@ def decide(
     view = replace(before, status=with_commits(before))
     view = as_placed(reopened(view))
     step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
-    return with_finalizer(before, _decision(before, view, held_back(view, step)))
+    return with_finalizer(before, _decision(before, view, with_nudges(view, held_back(view, step))))
 
 
 def managed_elsewhere(view: View) -> Step | None:

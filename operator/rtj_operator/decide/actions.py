@@ -93,6 +93,14 @@ class PublishPlan:
 
 
 @dataclass(frozen=True)
+class NudgePods:
+    """Change these pods (name, uid) by `mark`, so that their kubelets write the plan's file again."""
+
+    pods: tuple[tuple[str, str], ...]
+    mark: str
+
+
+@dataclass(frozen=True)
 class PublishOrder:
     """Change the order in the plan of these pods (name, uid); everything else of the plan stays."""
 
@@ -122,6 +130,7 @@ Action: TypeAlias = (
     | FenceAndPublish
     | PublishPlan
     | PublishOrder
+    | NudgePods
 )
 
 

@@ -70,6 +70,8 @@ class PodView:
     node_lost: bool = False
     """Kubernetes says that the pod's node is not ready."""
     plan: Plan | None = None
+    nudge: str = ""
+    """The mark of its last nudge."""
     polled: bool = False
     """Its sidecar was asked in this reconcile."""
     status: SidecarStatus | None = None
