@@ -30,6 +30,8 @@ USAGE_ERROR = "UsageError"
 and the next attempt would have the same one. One that has trained before is not wrong: then it is a failure like any
 other, as of a node that lacks the script's folder."""
 _EXIT_USAGE = 2
+_TERMINATED = (-15, 143)
+"""Exit codes of a process that SIGTERM ended, and of a shell around one."""
 SIDECAR_OOM = "SidecarOOMKilled"
 SIDECAR_MEMORY = "give it more with the chart's value sidecar.memory, or set checkpoint.staging.size"
 DRAINED = "Drained"
@@ -87,12 +89,13 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int, began: float = 0
 
     `began`: Unix seconds; what a sidecar died of before is not about this attempt.
     """
+    pods = [p for p in pods if p.index < size]  # one too many has no rank of it
     live = [p for p in pods if not p.gone]
     done = [p for p in live if _ended_well(p, epoch)]
     refused = _refused(live, epoch)
     if refused:
         return refused
-    if len(done) == size:
+    if len({p.index for p in done}) == size:
         return _all_done(done, epoch)
     lost = [p for p in pods if _lost(p, pods) and not _ended_well(p, epoch)]
     if lost:
@@ -268,6 +271,8 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
     if pod.rejected:
         return Cause.POD_LOST, f"{where}: the kubelet rejected it: {printable(pod.rejected)[:512]}", None
     outcome = pod.outcome(epoch)
+    if outcome is not None and (pod.gone or pod.deleting) and _by_sigterm(outcome):
+        return Cause.POD_LOST, f"{where} was deleted, and that ended its ranks: {_text(outcome)}", None
     if outcome is not None and outcome.kind is OutcomeKind.FAILED:
         return (
             _failure_cause(outcome),
@@ -286,6 +291,12 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
             end.exit_code,
         )
     return Cause.NODE_LOST, f"{where}: nothing heard of it for {pod.silent_seconds:.0f} s", None
+
+
+def _by_sigterm(outcome: Outcome) -> bool:
+    """The first rank to end did so by the signal that a deletion sends. A script's own error has a code of its own."""
+    failure = outcome.failure
+    return failure is not None and (failure.signal == "SIGTERM" or failure.exit_code in _TERMINATED)
 
 
 def _init_failed(name: str, end: ContainerEnd) -> str:

@@ -251,6 +251,8 @@ class EventReason(StrEnum):
     CHECKPOINTS_DELETED = "CheckpointsDeleted"
     CHECKPOINTS_KEPT = "CheckpointsKept"
     DELETION_BLOCKED = "DeletionBlocked"
+    PODS_DELETED = "PodsDeleted"
+    JOB_ALTERED = "JobAltered"
 
 
 EVENT_DOCS: dict[EventReason, str] = {
@@ -283,6 +285,8 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.CHECKPOINTS_DELETED: "The run's checkpoints are deleted; how many, and the object goes.",
     EventReason.CHECKPOINTS_KEPT: "What of a deleted job's run stays in the store, and why.",
     EventReason.DELETION_BLOCKED: "Checkpoints of a deleted job cannot be deleted now; why, and how to let it go.",
+    EventReason.PODS_DELETED: "Pods ran on after the job was over, so they were deleted; their names.",
+    EventReason.JOB_ALTERED: "Somebody scaled a placement's Job, so another placement replaces it; what it had.",
 }
 
 

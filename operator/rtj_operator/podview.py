@@ -1,6 +1,7 @@
 """From Kubernetes' objects to the values that `decide` reads. Pure; missing and odd fields read as "not known"."""
 
 import json
+import sys
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -38,7 +39,7 @@ def job_view(job: Object, placement_label: str) -> JobView | None:
         name=meta["name"],
         uid=meta["uid"],
         placement=number,
-        parallelism=int(spec.get("parallelism") or 0),
+        parallelism=min(int(spec.get("parallelism") or 0), int(spec.get("completions") or sys.maxsize)),
         suspended=bool(spec.get("suspend")),
         deleting="deletionTimestamp" in meta,
         complete=condition(job, "Complete").get("status") == "True",

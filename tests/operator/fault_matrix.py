@@ -51,6 +51,7 @@ CRASH = (
     CRASHES + "test_a_crash_after_any_write_leaves_nothing_twice",
     REAL + "test_an_operator_killed_after_a_write_leaves_nothing_twice",
 )
+ALTERED = "operator/test_altered_jobs.py::"
 REMOVAL = "operator/test_removal_of_runs.py::"
 RIGHTS = "operator/test_missing_rights.py::"
 RIGHT = (RIGHTS + "test_a_right_that_the_job_needs_is_in_its_condition_and_event_until_it_is_granted",)
@@ -106,6 +107,8 @@ CELLS = (
         (
             "operator/test_chart_life_on_cluster.py::"
             "test_a_job_trains_through_upgrade_rollback_and_uninstall_and_a_new_installation_takes_it_up",
+            "operator/test_written_by_another_version.py::"
+            "test_a_field_that_an_earlier_version_did_not_write_disturbs_no_job_that_trains",
         ),
     ),
     Cell(OPERATOR, "a right is missing", P.PLACING, RIGHT),
@@ -339,6 +342,24 @@ CELLS = (
     ),
     Cell(
         POD,
+        "the operator cannot reach a sidecar",
+        P.TRAINING,
+        (
+            "operator/test_silence.py::"
+            "test_a_sidecar_that_nobody_reaches_is_named_with_its_port_and_only_one_that_answers_is_given_up",
+        ),
+    ),
+    Cell(
+        POD,
+        "pods do not end though the job is over",
+        P.LEAVING,
+        (
+            "operator/test_pods_of_an_ended_job.py::"
+            "test_pods_that_do_not_end_are_deleted_after_their_grace_and_an_event_names_them",
+        ),
+    ),
+    Cell(
+        POD,
         "a save was on its way",
         P.DELETING,
         (
@@ -386,6 +407,8 @@ CELLS = (
         (
             REAL
             + "test_a_pod_deleted_by_hand_saves_and_the_job_goes_on_until_it_is_deleted_with_its_checkpoints",
+            ENDS
+            + "test_ranks_that_a_deletion_ended_by_sigterm_count_for_nothing_and_a_script_that_failed_does",
         ),
     ),
     Cell(
@@ -417,6 +440,18 @@ CELLS = (
         (
             "cluster/test_cluster_failures.py::test_an_image_that_cannot_be_had_is_named_with_what_the_kubelet_said",
         ),
+    ),
+    Cell(
+        NODE,
+        "a Job is scaled by hand",
+        P.PLACING,
+        (ALTERED + "test_a_job_that_is_not_as_it_was_made_is_replaced_before_an_attempt_begins_in_it",),
+    ),
+    Cell(
+        NODE,
+        "a Job is scaled by hand",
+        P.TRAINING,
+        (ALTERED + "test_ranks_that_train_save_first_and_a_pod_too_many_gets_no_plan",),
     ),
     Cell(
         NODE,

@@ -183,7 +183,9 @@ class Situation:
         self, *, jobs: int | tuple[JobView, ...], pods: tuple[PodView, ...], capacity: Capacity | None = None
     ) -> Situation:
         """`jobs`: the views, or the number of the one placement whose Job there is."""
-        found = (job(jobs, len({p.index for p in pods})),) if isinstance(jobs, int) else jobs
+        placed = self.status.placement
+        size = placed.nodes if placed is not None else len({p.index for p in pods})
+        found = (job(jobs, size),) if isinstance(jobs, int) else jobs
         return replace(self, observed=Observed(found, pods, capacity or self.observed.capacity))
 
     def with_nonce(self, nonce: str) -> Situation:

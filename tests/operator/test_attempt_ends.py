@@ -1,6 +1,7 @@
 """Why an attempt ended: Kubernetes' evidence before what ranks said, one cause, a sentence that names pod and node."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from operator_values import EPOCH, end_report, pod, sidecar
@@ -173,6 +174,28 @@ def test_the_outcome_of_a_deleted_pod_is_read_from_its_last_body() -> None:
     )
     gone = pod(1, plan=True, gone=True, trainer_end=ContainerEnd(1, outcome=outcome))
     assert "SIGBUS" in verdict(good(), gone).message
+
+
+@pytest.mark.parametrize("left", [{"deleting": True}, {"gone": True}])
+def test_ranks_that_a_deletion_ended_by_sigterm_count_for_nothing_and_a_script_that_failed_does(
+    left: dict[str, Any],
+) -> None:
+    """`kubectl delete pod`, or a drain without the disruption condition: code of the user's dies of SIGTERM."""
+
+    def deleted(**failure: object) -> End:
+        report = ended(1, OutcomeKind.FAILED, **failure).status
+        assert report is not None
+        stopped = ContainerEnd(1, outcome=report.outcome)
+        return verdict(good(), replace(pod(1, plan=True), trainer_running=False, trainer_end=stopped, **left))
+
+    for failure in ({"signal": "SIGTERM", "exit_code": -15}, {"exit_code": 143}):
+        end = deleted(**failure)
+        assert (end.cause, end.outcome, end.in_place) == (Cause.POD_LOST, "PodLost", False)
+        assert "was deleted, and that ended its ranks: rank 1 ended with" in end.message
+    own = deleted(exit_code=1, error="Traceback\nValueError: loss is nan")
+    assert (own.cause, own.outcome, own.exit_code) == (Cause.RANK_FAILED, "Failed", 1)
+    by_itself = verdict(good(), ended(1, OutcomeKind.FAILED, signal="SIGTERM", exit_code=-15))
+    assert by_itself.cause is Cause.RANK_FAILED, "nobody has deleted its pod"
 
 
 def test_an_outcome_of_another_epoch_is_no_end() -> None:

@@ -11,7 +11,7 @@ from operator_values import job, pod, running, sidecar, status_of
 from test_restore_point_bad import order
 
 from rtj_operator.conditions import ConditionType, Reason, find
-from rtj_operator.decide.actions import FenceAndPublish, WriteStatus
+from rtj_operator.decide.actions import CreateJob, FenceAndPublish, WriteStatus
 from rtj_operator.faults import AFTER_ATTEMPT_ENTRY
 from rtj_operator.fencing import fence
 from rtj_operator.reconcile import TryLater
@@ -45,6 +45,13 @@ def test_once_that_is_written_the_job_goes_on_with_that_placement_and_its_pods()
     )
     actions = caught_up.with_nonce("nonce-2").decide().actions
     assert [type(a) for a in actions] == [WriteStatus, FenceAndPublish], "in the pods that are there"
+
+
+def test_a_later_job_that_was_scaled_to_nothing_is_replaced() -> None:
+    behind = running().seeing(jobs=(job(4, 0),), pods=())
+    caught_up = behind.after(behind.after(behind.decide()).decide())
+    released = caught_up.after(caught_up.decide()).seeing(jobs=(), pods=()).later(60)
+    assert [a for a in released.decide().actions if isinstance(a, CreateJob)] == [CreateJob(5, 2)]
 
 
 def test_a_status_that_was_read_late_is_read_again_and_nothing_is_said() -> None:

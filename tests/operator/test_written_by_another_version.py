@@ -1,17 +1,24 @@
-"""An object that this version cannot read: it says so, and what another version wrote into the status stays."""
+"""What other versions wrote: an object that this one cannot read keeps its status, a field that an earlier version did
+not write yet disturbs nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_cluster import KEY, Cluster, assert_one_of_everything, run_until_planned
+from operator_values import running
+from pydantic import ValidationError
 
+from rtj_operator.api import JobStatus
+from rtj_operator.decide.actions import FenceAndPublish, WriteStatus
 from rtj_operator.kube import RTJ, Object
 
 SAID = {"phase", "reason", "message", "conditions"}
+TRAINS = running().stepping(11).after(running().stepping(11).decide())
 
 
 def _unreadable(cluster: Cluster, status: Object) -> tuple[Object, Object]:
@@ -53,6 +60,48 @@ def test_what_an_object_that_cannot_be_read_has_in_its_status_stays(tmp_path: Pa
     assert_one_of_everything(cluster)
     assert cluster.status()["counters"]["withoutProgress"] == 2
     assert _by_type(cluster.status())["Valid"]["status"] == "True"
+
+
+def _without(path: str) -> JobStatus | None:
+    """The status of a job that trains, one field taken out; None when no version can have left it out."""
+    taken = TRAINS.status.to_dict()
+    holder, _, name = path.rpartition(".")
+    of = taken[holder] if holder else taken
+    assert isinstance(of, dict)
+    del of[name]
+    try:
+        return JobStatus.model_validate(taken)
+    except ValidationError:
+        return None
+
+
+FIELDS = [
+    path
+    for name, value in TRAINS.status.to_dict().items()
+    for path in (name, *(f"{name}.{n}" for n in (value if isinstance(value, dict) else ())))
+    if path != "attempt" and _without(path) is not None
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_that_an_earlier_version_did_not_write_disturbs_no_job_that_trains(field: str) -> None:
+    status = _without(field)
+    assert status is not None
+    situation = replace(TRAINS, status=status)
+    for _ in range(6):
+        decision = situation.decide()
+        assert {type(a) for a in decision.actions} <= {WriteStatus}
+        situation = situation.after(decision).later(1)
+    placement = situation.status.placement
+    assert situation.status.phase == "Running"
+    assert placement is not None
+    assert (placement.number, placement.spec_hash, placement.wanted_nodes) == (1, "hash", 2)
+
+
+def test_without_its_attempt_a_job_is_fenced_again_in_the_pods_that_it_has() -> None:
+    """Nothing else tells that the plan on the pods is this operator's: only an entry in the journal does."""
+    lost = replace(TRAINS, status=TRAINS.status.model_copy(update={"attempt": None}))
+    assert [type(a) for a in lost.with_nonce("nonce-2").decide().actions] == [WriteStatus, FenceAndPublish]
 
 
 @pytest.mark.parametrize("phase", ["Complete", "Failed", "OfALaterVersion"])

@@ -161,7 +161,6 @@ def test_what_this_version_does_not_do_is_refused_and_not_ignored(raw_job: Raw) 
     assert found == [
         "spec.drill",
         "spec.checkpoint.intervalPolicy Auto",
-        "spec.scheduling.gang Coscheduling",
     ]
 
 

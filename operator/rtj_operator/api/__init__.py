@@ -15,7 +15,6 @@ from rtj_operator.api.job import (
 from rtj_operator.api.policies import (
     CompatibilityStatus,
     DeletionPolicy,
-    GangPolicy,
     IntervalPolicy,
     Medium,
     OnFingerprintChange,
@@ -74,7 +73,6 @@ __all__ = [
     "Drill",
     "Elastic",
     "ExcludedNode",
-    "GangPolicy",
     "IntervalPolicy",
     "InvalidJobError",
     "JobSpec",

@@ -8,7 +8,6 @@ __all__ = [
     "AccumulationSave",
     "CompatibilityStatus",
     "DeletionPolicy",
-    "GangPolicy",
     "IntervalPolicy",
     "Medium",
     "OnFingerprintChange",
@@ -62,13 +61,6 @@ class DeletionPolicy(StrEnum):
 
     RETAIN = "Retain"
     DELETE = "Delete"
-
-
-class GangPolicy(StrEnum):
-    """Who makes sure that all pods of a placement start or none."""
-
-    NONE = "None"
-    COSCHEDULING = "Coscheduling"
 
 
 class Phase(StrEnum):

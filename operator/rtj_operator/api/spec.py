@@ -13,7 +13,6 @@ from rtj_operator.api.checkpoint import Checkpoint
 from rtj_operator.api.policies import (
     CompatibilityStatus,
     DeletionPolicy,
-    GangPolicy,
     OnFingerprintChange,
     OnVerificationFailure,
     RestartAction,
@@ -216,8 +215,6 @@ class Scheduling(SpecModel):
 
     queue: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
     """Kueue LocalQueue. Becomes a label of the placement's Job."""
-    gang: GangPolicy = GangPolicy.NONE
-    """Who makes sure that all pods of a placement start or none. Kueue does so by itself."""
 
 
 class Drill(SpecModel):

@@ -10,7 +10,7 @@ from rtj_operator.api.base import dig, unknown_fields
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
 from rtj_operator.api.job import ResumableTrainingJob
 from rtj_operator.api.names import GROUP, RESERVED_PREFIX, SIDECAR_CONTAINER, TRAINER_CONTAINER
-from rtj_operator.api.policies import GangPolicy, IntervalPolicy
+from rtj_operator.api.policies import IntervalPolicy
 from rtj_operator.api.quantity import parse_quantity
 from rtj_operator.api.template import containers, extended_resources, trainer, words
 from rtj_operator.conditions import Reason
@@ -75,7 +75,6 @@ def _unsupported(case: _Case) -> Iterator[Problem]:
         "spec.drill": spec.drill is not None,
         f"spec.checkpoint.intervalPolicy {IntervalPolicy.AUTO}": spec.checkpoint.interval_policy
         == IntervalPolicy.AUTO,
-        f"spec.scheduling.gang {spec.scheduling.gang}": spec.scheduling.gang != GangPolicy.NONE,
     }
     for field, present in asked.items():
         if present:

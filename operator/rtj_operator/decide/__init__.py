@@ -10,14 +10,16 @@ from dataclasses import replace
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
-from rtj_operator.decide.actions import Action, CreateJob, Decision, DeleteObject, Event, WriteStatus
+from rtj_operator.decide.actions import Action, CreateJob, Decision, Event, WriteStatus
+from rtj_operator.decide.altered import job_altered
 from rtj_operator.decide.attempt import attempt_ended, plan_adopted, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
-from rtj_operator.decide.ends import backing_off, fail, stop_pods
-from rtj_operator.decide.lifetime import expired, next_moment, with_active_time
+from rtj_operator.decide.ends import backing_off, fail
+from rtj_operator.decide.lifetime import next_moment, with_active_time
 from rtj_operator.decide.milestones import milestones
 from rtj_operator.decide.nudge import with_nudges
 from rtj_operator.decide.observed import Observed
+from rtj_operator.decide.over import already_over
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
 from rtj_operator.decide.refused import as_placed, goes_on, held_back
@@ -64,19 +66,6 @@ def decide(
 
 def managed_elsewhere(view: View) -> Step | None:
     return Step(view.status) if view.spec.managed_by else None
-
-
-def already_over(view: View) -> Step | None:
-    """Complete or Failed: whatever still runs is told to stop."""
-    if view.status.phase not in (Phase.COMPLETE, Phase.FAILED):
-        return None
-    if expired(view):
-        return Step(view.status, (DeleteObject(),))
-    if view.status.phase is Phase.COMPLETE:
-        return Step(view.status)
-    never_begun = any(p.plan is None and p.trainer_end is None for p in view.standing)
-    effects = (*stop_pods(view), *(clear_away(view, view.number + 1) if never_begun else ()))
-    return Step(view.status, effects, 5.0 if effects else None)
 
 
 def spec_refused(view: View) -> Step | None:
@@ -145,6 +134,7 @@ CHECKS: tuple[Check, ...] = (
     job_missing,
     spec_changed,
     size_changed,
+    job_altered,
     pods_missing,
     plan_incomplete,
     start_attempt,

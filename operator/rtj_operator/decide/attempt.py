@@ -174,7 +174,8 @@ def plan_adopted(view: View) -> Step | None:
 
 
 def _lacking(view: View, plan: Plan) -> tuple[PodView, ...]:
-    return tuple(p for p in view.standing if p.up and (p.plan is None or p.plan.nonce != plan.nonce))
+    mine = (p for p in view.standing if p.up and p.index < view.size)
+    return tuple(p for p in mine if p.plan is None or p.plan.nonce != plan.nonce)
 
 
 def plan_incomplete(view: View) -> Step | None:

@@ -4,7 +4,7 @@ A number is written into the status before its Job is made (R10), so a Job with 
 wrong. Which of the two it is, a write tells: the API server refuses it when the read was late.
 """
 
-from rtj_operator.api import JobStatus, Phase
+from rtj_operator.api import JobStatus, Phase, PlacementStatus
 from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.observed import JobView
@@ -15,7 +15,7 @@ from trainer_sidecar.contract.journal import Cause
 def status_behind(view: View) -> Step | None:
     """Say so first. Once that stands in the status the read was not late: go on with the newest Job's placement."""
     newest = max(view.observed.jobs, key=lambda j: j.placement, default=None)
-    if view.status.placement is None or newest is None or newest.placement <= view.number:
+    if newest is None or newest.placement <= view.number:
         return None
     text = (
         f"Job {newest.name} is of placement {newest.placement} and the status knows of {view.number} only: "
@@ -30,18 +30,19 @@ def status_behind(view: View) -> Step | None:
 
 def _caught_up(view: View, job: JobView, text: str) -> JobStatus:
     """The newest Job's placement is the current one; what its pods run is fenced by the next attempt in them."""
-    old = view.status.placement
-    assert old is not None
+    old = view.status.placement or PlacementStatus(
+        number=0, job_name=job.name, nodes=1, cause=Cause.OPERATOR, created_at=view.time
+    )
     placement = old.model_copy(
         update={
             "number": job.placement,
             "job_name": job.name,
             "job_uid": job.uid,
-            "nodes": job.parallelism,
+            "nodes": job.parallelism or view.want.nodes,
             "cause": Cause.OPERATOR,
             "created_at": view.time,
             "released": False,
         }
     )
     status = told(view.status, Phase.PENDING, Reason.STATUS_BEHIND, f"{text}; going on with that placement")
-    return status.model_copy(update={"placement": placement, "nodes": job.parallelism})
+    return status.model_copy(update={"placement": placement, "nodes": placement.nodes})

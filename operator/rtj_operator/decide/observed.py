@@ -89,6 +89,11 @@ class PodView:
     """This process saw it without that order before."""
 
     @property
+    def live(self) -> bool:
+        """It has a node's resources, or waits for some, and nobody has deleted it."""
+        return not (self.gone or self.deleting or self.phase in ("Succeeded", "Failed"))
+
+    @property
     def up(self) -> bool:
         """It has an address and both containers run (protocol R10)."""
         return (
@@ -116,6 +121,7 @@ class JobView:
     uid: str
     placement: int
     parallelism: int
+    """Pods that it has at a time: never more than its completions."""
     suspended: bool = False
     deleting: bool = False
     complete: bool = False

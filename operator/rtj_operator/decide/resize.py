@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rtj_operator.api import AttemptStatus, JobStatus, Phase
+from rtj_operator.api import AttemptStatus, JobStatus, Phase, PlacementStatus
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
@@ -95,9 +95,11 @@ def spec_changed(view: View) -> Step | None:
     placement = view.status.placement
     if placement is None or placement.spec_hash == view.want.spec_hash:
         return None
+    if placement.spec_hash is None:  # by an earlier version: nothing tells that it was another one
+        return _settled(view, placement, spec_hash=view.want.spec_hash)
     if view.running:
         return order(view, RESPEC, "the spec has changed")
-    return new_placement(view, view.status, placement.cause if not _tried(view) else Cause.SPEC_CHANGED)
+    return new_placement(view, view.status, placement.cause if not tried(view) else Cause.SPEC_CHANGED)
 
 
 def size_changed(view: View) -> Step | None:
@@ -106,11 +108,10 @@ def size_changed(view: View) -> Step | None:
     if placement is None or placement.wanted_nodes == nodes:
         return None
     if placement.nodes == nodes:
-        settled = placement.model_copy(update={"wanted_nodes": nodes})
-        return Step(view.status.model_copy(update={"placement": settled}), (), 0.1)
+        return _settled(view, placement, wanted_nodes=nodes)
     if view.running:
         return order(view, RESIZE, f"nodes: {placement.nodes} to {nodes}")
-    return new_placement(view, view.status, Cause.RESIZED if _tried(view) else placement.cause)
+    return new_placement(view, view.status, Cause.RESIZED if tried(view) else placement.cause)
 
 
 def room_to_grow(view: View) -> Step | None:
@@ -154,7 +155,13 @@ def _ordered(view: View) -> bool:
     return attempt is not None and attempt.order is Order.SAVE_AND_EXIT
 
 
-def _tried(view: View) -> bool:
+def _settled(view: View, placement: PlacementStatus, **known: object) -> Step:
+    """The placement is as the spec wants it: so it is written down."""
+    settled = placement.model_copy(update=known)
+    return Step(view.status.model_copy(update={"placement": settled}), (), 0.1)
+
+
+def tried(view: View) -> bool:
     """An attempt was made in this placement."""
     return bool(view.status.attempts) and view.status.attempts[-1].placement == view.number
 

@@ -103,7 +103,8 @@ class View:
 
     @property
     def all_up(self) -> bool:
-        return len([p for p in self.standing if p.up]) == self.size
+        """One pod of each index is up, and no other."""
+        return [p.index for p in self.standing if p.up] == list(range(self.size))
 
     @property
     def attempted(self) -> bool:
