@@ -81,8 +81,8 @@ def test_a_node_that_is_drained_makes_a_new_placement_elsewhere_that_resumes(job
     finally:
         world.kubectl("uncordon", node)
     assert status["placement"]["number"] == 2
-    assert (status["attempts"][0]["outcome"], status["attempts"][1]["cause"]) == ("Drained", "Evicted")
-    assert node in status["attempts"][0]["message"]
+    assert (status["attempts"][0]["outcome"], status["attempts"][1]["cause"]) == ("Saved", "Evicted")
+    assert f"node {node} is being drained" in status["attempts"][0]["message"]
     assert status["counters"]["failures"] == 0
     assert job.pods[0]["spec"]["nodeName"] != node
     job.wait("only the new Job", 60, lambda job: job.placements == ["orders-p2"])
