@@ -1,8 +1,8 @@
 """Looking: fresh reads of one job's Jobs, pods, nodes and sidecars, folded into one immutable `Observed`.
 
 Nothing is decided here. A sidecar's answer is hostile input: small, quick, parsed by its model, or it counts as no
-answer. Three things are remembered between looks, all by pod uid: since when a sidecar has left every ask unanswered,
-since when step and order are the same, and the last body of a pod that was deleted (operator.md O9, O10).
+answer. Remembered between looks, all by pod uid: since when a sidecar has left every ask unanswered, since when step
+and order are the same, since when a pod is being deleted, and the last body of one that was (operator.md O9, O10).
 """
 
 import asyncio
@@ -137,13 +137,19 @@ class Observer:
 
     def _views(self, pods: Iterable[Object], uid: str) -> list[PodView]:
         found = [bare_view(p) for p in pods]
-        live = [_with_overdue(v, time.time()) for v in found if v is not None]
+        live = [self._with_overdue(v) for v in found if v is not None]
         here = {v.uid for v in live}
         for body in self.graves.of(uid):
             view = bare_view(body, gone=True)
             if view is not None and view.uid not in here:
                 live.append(view)
         return live
+
+    def _with_overdue(self, view: PodView) -> PodView:
+        if not view.deleting:
+            return view
+        leaving = self._standstill.leaving(view.uid, self._clock())
+        return replace(view, overdue_seconds=max(0.0, leaving - view.grace_seconds))
 
     async def _with_lost_nodes(self, views: list[PodView]) -> list[PodView]:
         """Nodes of pods that are not as they should be are read; one that is not ready, or gone, is lost."""
@@ -235,7 +241,8 @@ class Observer:
             if view is None:
                 continue
             made = sum(p.placement == view.placement and not p.gone for p in pods)
-            old = time.time() - unix(job["metadata"].get("creationTimestamp")) > REFUSED_AFTER
+            age = time.time() - unix(job["metadata"].get("creationTimestamp"))
+            old = abs(age) > REFUSED_AFTER  # by two clocks: what comes out below 0 is no young Job
             if made < view.parallelism and old and not view.suspended and not view.deleting:
                 view = replace(view, refused=await self._refused(job))
             views.append(view)
@@ -313,11 +320,6 @@ def _capacity_matters(job: Object, views: Sequence[PodView]) -> bool:
         return False  # what ended here starts again as it was, whatever there is room for
     ended = any(v.status is not None and v.status.trainer is TrainerState.ENDED for v in views)
     return ended or any(v.gone or v.deleting or v.trainer_end for v in views)
-
-
-def _with_overdue(view: PodView, now: float) -> PodView:
-    """`deletionTimestamp` is the end of the grace period, by the API server's clock."""
-    return replace(view, overdue_seconds=max(0.0, now - view.delete_by)) if view.delete_by else view
 
 
 def _unusual(view: PodView) -> bool:

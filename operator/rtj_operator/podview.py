@@ -76,7 +76,7 @@ def pod_view(
         ip=status.get("podIP") or "",
         phase=status.get("phase") or "Pending",
         deleting="deletionTimestamp" in meta,
-        delete_by=unix(meta.get("deletionTimestamp")),
+        grace_seconds=float(meta.get("deletionGracePeriodSeconds") or 0),
         gone=gone,
         ready=ready.get("status") == "True",
         scheduled=scheduled.get("status") == "True",

@@ -19,6 +19,8 @@ from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, Observed, View, decide
 from rtj_operator.decide.actions import Event, FenceAndPublish, WriteStatus
+from rtj_operator.decide.lifetime import life_since
+from rtj_operator.decide.observed import Lived
 from rtj_operator.decide.trouble import Trouble, cannot_look, troubled, unreadable
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
@@ -37,6 +39,7 @@ from rtj_operator.kube import (
     Object,
     Unavailable,
 )
+from rtj_operator.lives import Lives
 from rtj_operator.observe import Observer, Read, bare_view
 from rtj_operator.pods import Placement, PodSettings, build_job, spec_digest
 from rtj_operator.podview import job_view
@@ -75,6 +78,7 @@ class Reconciler:
     first_look: FirstLook | None = None
     """None: that a run is another object's is found at the fence only."""
     memory: Memory = field(default_factory=Memory)
+    lives: Lives = field(default_factory=Lives)
 
     def __post_init__(self) -> None:
         self.dry_run = DryRun(self.kube)
@@ -94,6 +98,7 @@ class Reconciler:
             return None
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
+        self.memory.read(key, raw)
         try:
             made = prepare(raw, self.defaults, self.settings)
         except InvalidJobError as exc:
@@ -116,6 +121,7 @@ class Reconciler:
             look = self.first_look.of(job, spec)
             observed = replace(observed, run_pending=look.pending, run_conflict=look.conflict)
         now, nonce = self.now(), self.nonce()
+        observed = replace(observed, lived=self._lived(job, now))
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
         self.metrics.saw(key, decision.status)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)
@@ -123,6 +129,9 @@ class Reconciler:
         if not decision.actions and not problems:
             self._remember(key, raw, read)
         return after
+
+    def _lived(self, job: ResumableTrainingJob, now: float) -> Lived:
+        return self.lives.lived(job.metadata.uid, life_since(job.status), now)
 
     def _remember(self, key: Key, raw: Object, read: Read) -> None:
         """What this look read, since there was nothing to do."""
@@ -149,10 +158,9 @@ class Reconciler:
         pods = await self.observer.glance(entry.pods, spec.status_port)
         if pods is None or self.memory.calm(key) is not entry:
             return None
-        observed = Observed(entry.jobs, pods)
-        decision = decide(
-            job.metadata, job.spec, made.wanted, (), job.status, observed, self.now(), self.nonce()
-        )
+        now = self.now()
+        observed = Observed(entry.jobs, pods, lived=self._lived(job, now))
+        decision = decide(job.metadata, job.spec, made.wanted, (), job.status, observed, now, self.nonce())
         self.metrics.saw(key, decision.status)
         if decision.actions and not await self._show(key, entry, decision, observed):
             return None

@@ -19,6 +19,10 @@ Versions = Mapping[str, str]
 """resourceVersion by uid: of the job, its Jobs and its pods."""
 
 
+Asks = tuple[object, ...]
+"""A job's uid, generation, deletion and finalizers: no more can be asked of it."""
+
+
 @dataclass
 class Entry:
     """One job as it was read. Only a calm one keeps more than its versions."""
@@ -53,6 +57,12 @@ def version_of(body: Object) -> dict[str, str]:
     return {meta["uid"]: meta.get("resourceVersion", "")}
 
 
+def asks_of(body: Object) -> Asks:
+    """What this version of an object asks for."""
+    meta = body["metadata"]
+    return meta["uid"], meta.get("generation"), meta.get("deletionTimestamp"), meta.get("finalizers")
+
+
 @dataclass
 class Memory:
     """Entries by key. One event loop owns it."""
@@ -64,6 +74,8 @@ class Memory:
     """What watches saw while this process was writing: its own write may come back before the answer does."""
     _told: dict[Key, Versions] = field(default_factory=dict)
     """The last write that says why a job is tried again later: it comes back, maybe after the next look has begun."""
+    _asks: dict[Key, Asks] = field(default_factory=dict)
+    """What was asked of each job when it was read last."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -112,10 +124,23 @@ class Memory:
         """`body` was written only to say why the job is tried again later: when it comes back that is no news."""
         self._told[key] = version_of(body)
 
+    def read(self, key: Key, raw: Object) -> None:
+        """`raw` is the job as it is now, and is about to be decided on."""
+        self._asks[key] = asks_of(raw)
+
+    def only_told(self, key: Key, body: Object) -> bool:
+        """`body` is the job, and only its status was written since it was read: nobody asks for anything by that.
+
+        It is most often this process' own write that comes back. A look at once would ask the sidecars again, and what
+        they say differently each time would be written, and so on: such a look waits until the next is due anyway.
+        """
+        return self._asks.get(key) == asks_of(body)
+
     def gone(self, key: Key) -> None:
         """The job does not exist any more."""
         self.forget(key)
         self._told.pop(key, None)
+        self._asks.pop(key, None)
 
     def differs(self, key: Key, versions: Versions) -> bool | None:
         """Whether a sweep saw something else than what is remembered; None when nothing is."""
@@ -150,7 +175,7 @@ class Memory:
 
     def drop_others(self, keys: Iterable[Key]) -> None:
         """Jobs that a sweep did not find any more are forgotten."""
-        for key in {*self._entries, *self._told} - set(keys):
+        for key in {*self._entries, *self._told, *self._asks} - set(keys):
             self.gone(key)
 
 

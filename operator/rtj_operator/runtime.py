@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import MOST_AWAY
+from rtj_operator.decide.view import POLL_SECONDS
 from rtj_operator.kube import Kube, KubeError, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Graves
@@ -123,8 +124,9 @@ class Runtime:
             self._loop.call_soon_threadsafe(self._look_again, key, body)
 
     def _look_again(self, key: Key, body: Object) -> None:
-        if self.reconciler.memory.changed(key, body):
-            self.queue.add(key)
+        memory = self.reconciler.memory
+        if memory.changed(key, body):
+            self.queue.add_after(key, POLL_SECONDS if memory.only_told(key, body) else 0.0)
 
     async def _work(self) -> None:
         while True:

@@ -1,5 +1,5 @@
-"""Since when a pod's sidecar has told the same step, and its plan the same order, by this process' own clock: hangs and
-drains are judged by it.
+"""Since when a pod's sidecar has told the same step, its plan the same order, and it is being deleted, by this process'
+own clock: hangs, drains and pods that outlive their grace are judged by it.
 
 The status says both, too, for whoever starts later, but by the wall clock, and a step once a minute only (operator.md
 O4). So it is also told whether this process saw it become so: then nobody needs the status.
@@ -55,10 +55,11 @@ class _Lasting:
 
 @dataclass
 class Standstill:
-    """Steps and orders of the pods that were asked. Times are monotonic."""
+    """Steps and orders of the pods that were asked, and pods on their way out. Times are monotonic."""
 
     _steps: _Lasting = field(default_factory=_Lasting)
     _orders: _Lasting = field(default_factory=_Lasting)
+    _leaving: _Lasting = field(default_factory=_Lasting)
 
     def told(self, uid: str, status: SidecarStatus, now: float) -> Still:
         """How long this sidecar has told the same step, or that the epoch has made none yet.
@@ -74,3 +75,7 @@ class Standstill:
     def ordered(self, uid: str, plan: Plan | None, now: float) -> Still:
         """How long this pod has carried the same order of the same epoch."""
         return self._orders.told(uid, (plan.epoch, plan.order) if plan is not None else None, now)
+
+    def leaving(self, uid: str, now: float) -> float:
+        """Seconds since this process first saw this pod being deleted: `deletionTimestamp` is by another clock."""
+        return self._leaving.told(uid, True, now).seconds

@@ -66,6 +66,7 @@ ENDS = "operator/test_attempt_ends.py::"
 REFUSED = "operator/test_refused_writes.py::"
 GONE = "operator/test_namespace_deleted.py::"
 CLOCKS = "operator/test_hangs_and_clocks.py::"
+WRONG = "operator/test_wrong_clocks.py::"
 
 OPERATOR, API, STORE, POD, NODE = "operator", "API server", "store", "ranks and sidecar", "pod and node"
 CELLS = (
@@ -148,6 +149,27 @@ CELLS = (
         "the clock is set",
         P.LEAVING,
         (CLOCKS + "test_a_drain_has_its_time_whatever_the_clock_says_and_no_more",),
+    ),
+    *(
+        Cell(
+            OPERATOR,
+            "the clock is far ahead for one look",
+            phase,
+            (WRONG + "test_one_look_with_a_clock_far_ahead_passes_no_deadline",),
+        )
+        for phase in (P.PLACING, P.TRAINING)
+    ),
+    Cell(
+        OPERATOR,
+        "its clock and the API server's differ",
+        P.LEAVING,
+        ("operator/test_seeing.py::test_a_pod_that_stands_after_its_grace_period_is_overdue_by_no_others_clock",),
+    ),
+    Cell(
+        POD,
+        "a sidecar says another thing each time",
+        P.TRAINING,
+        ("operator/test_pace.py::test_a_sidecar_that_says_another_thing_each_time_is_asked_no_more_often_for_it",),
     ),
     Cell(
         API,

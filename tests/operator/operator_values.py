@@ -8,7 +8,8 @@ from typing import Any
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta
 from rtj_operator.decide import Decision, Observed, Wanted, decide
-from rtj_operator.decide.observed import Capacity, JobView, NodeRoom, PodView
+from rtj_operator.decide.lifetime import life_since
+from rtj_operator.decide.observed import Capacity, JobView, Lived, NodeRoom, PodView
 from trainer_sidecar.contract.journal import Cause, Owner
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure
 from trainer_sidecar.contract.plan import Endpoint, Order, Plan
@@ -167,7 +168,7 @@ class Situation:
         return replace(self, now=self.now + seconds)
 
     def still(self, seconds: float) -> Situation:
-        """Later, and this process has seen the same step and the same order all the while."""
+        """Later, and this process has seen the same job, step and order all the while."""
 
         def same(pod: PodView) -> PodView:
             more = {
@@ -176,7 +177,11 @@ class Situation:
             }
             return replace(pod, **more)
 
-        found = replace(self.observed, pods=tuple(same(p) for p in self.observed.pods))
+        lived, since = self.observed.lived, life_since(self.status)
+        lived = lived if lived.since == since else Lived(since)
+        if since is not None:
+            lived = Lived(since, lived.seconds + seconds, lived.watched + seconds)
+        found = replace(self.observed, pods=tuple(same(p) for p in self.observed.pods), lived=lived)
         return replace(self.later(seconds), observed=found)
 
     def seeing(
@@ -186,7 +191,8 @@ class Situation:
         placed = self.status.placement
         size = placed.nodes if placed is not None else len({p.index for p in pods})
         found = (job(jobs, size),) if isinstance(jobs, int) else jobs
-        return replace(self, observed=Observed(found, pods, capacity or self.observed.capacity))
+        seen = replace(self.observed, jobs=found, pods=pods, capacity=capacity or self.observed.capacity)
+        return replace(self, observed=seen)
 
     def with_nonce(self, nonce: str) -> Situation:
         return replace(self, nonce=nonce)

@@ -37,8 +37,8 @@ def all_ended(situation: Situation, kind: OutcomeKind) -> Situation:
 def test_the_deadline_saves_first_and_then_fails_the_job_for_good() -> None:
     trains = running().specified(activeDeadlineSeconds=100).committing(step=7, sequence=4)
     trains = trains.after(trains.decide())
-    assert orders(trains.later(90).decide()) == []
-    late = trains.later(101)
+    assert orders(trains.still(90).decide()) == []
+    late = trains.still(101)
     decision = late.decide()
     assert orders(decision) == [Order.SAVE_AND_EXIT]
     assert "activeDeadlineSeconds 100" in (decision.status.message or "")
@@ -55,27 +55,28 @@ def test_the_deadline_saves_first_and_then_fails_the_job_for_good() -> None:
 def test_the_deadline_ends_a_job_whose_pods_never_came() -> None:
     start = Situation().specified(activeDeadlineSeconds=100)
     waiting = start.after(start.decide()).seeing(jobs=1, pods=(pod(0, up=False), pod(1, up=False)))
-    decision = waiting.later(101).decide()
+    waiting = waiting.after(waiting.decide())
+    decision = waiting.still(101).decide()
     assert (decision.status.phase, decision.status.reason) == (Phase.FAILED, "DeadlineExceeded")
     assert "nothing was committed" in (decision.status.message or "")
 
 
 def test_the_next_look_is_no_later_than_the_deadline() -> None:
     trains = running().specified(activeDeadlineSeconds=100)
-    soon = trains.after(trains.decide()).later(99).decide()
+    soon = trains.after(trains.decide()).still(99).decide()
     assert soon.requeue_after is not None
     assert soon.requeue_after <= 1.0
 
 
 def test_suspended_time_does_not_count_and_is_added_up_once_per_change() -> None:
-    trains = running().specified(suspend=True).later(50)
+    trains = running().specified(suspend=True).still(50)
     saving = trains.after(trains.decide())
     released = all_ended(saving, OutcomeKind.SAVED_AND_STOPPED)
     asleep = released.after(released.decide()).seeing(jobs=(), pods=())
     asleep = asleep.after(asleep.decide())
     assert asleep.status.phase is Phase.SUSPENDED
     assert (asleep.status.active_seconds, asleep.status.active_since) == (50, None)
-    woken = asleep.later(10_000).specified(activeDeadlineSeconds=100)
+    woken = asleep.still(10_000).specified(activeDeadlineSeconds=100)
     decision = woken.decide()
     assert creates(decision), "10,000 seconds of sleep are no reason to fail"
     assert decision.status.active_since is not None
@@ -86,30 +87,30 @@ def test_time_in_a_queue_does_not_count() -> None:
     queued = start.after(start.decide()).seeing(jobs=(job(1, 2, suspended=True),), pods=())
     queued = queued.after(queued.decide())
     assert queued.status.active_since is None
-    assert queued.later(1000).decide().status.phase is Phase.PENDING
+    assert queued.still(1000).decide().status.phase is Phase.PENDING
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.FINISHED, OutcomeKind.RESUME_REFUSED])
 def test_after_its_ttl_an_ended_job_is_deleted_and_nothing_else_is(kind: OutcomeKind) -> None:
     trains = all_ended(running().specified(ttlSecondsAfterFinished=60), kind)
     ended = trains.after(trains.decide())
-    before = ended.later(59).decide()
+    before = ended.still(59).decide()
     assert not any(isinstance(a, DeleteObject) for a in before.actions)
     assert before.requeue_after is not None
     assert before.requeue_after <= 1.1
-    after = ended.later(61).decide()
+    after = ended.still(61).decide()
     assert [a for a in after.actions if isinstance(a, DeleteObject)] == [DeleteObject()]
 
 
 def test_without_a_ttl_an_ended_job_stays() -> None:
     trains = all_ended(running(), OutcomeKind.FINISHED)
-    ended = trains.after(trains.decide()).later(10**9).decide()
+    ended = trains.after(trains.decide()).still(10**9).decide()
     assert not any(isinstance(a, DeleteObject) for a in ended.actions)
 
 
 def test_a_ttl_does_nothing_to_a_job_that_runs() -> None:
     trains = running().specified(ttlSecondsAfterFinished=0)
-    assert not any(isinstance(a, DeleteObject) for a in trains.later(10**6).decide().actions)
+    assert not any(isinstance(a, DeleteObject) for a in trains.still(10**6).decide().actions)
 
 
 def saving_for(seconds: float, grace: int) -> Situation:

@@ -133,6 +133,11 @@ def test_an_ordered_save_that_is_all_sealed_has_time_to_commit_though_a_pod_is_l
     assert any(isinstance(a, DeletePods) for a in over.actions), (
         "pod 0 hangs: it is not waited for without end"
     )
+    back = lost.after(lost.decide()).later(-JUMP)
+    back = back.after(back.decide())
+    assert back.still(29.0).decide().status.phase is Phase.SAVING
+    over = back.still(31.0).decide()
+    assert any(isinstance(a, DeletePods) for a in over.actions), "nor for as long as the clock was set back"
 
 
 PHASES = {
@@ -166,15 +171,13 @@ def test_a_drain_has_its_time_whatever_the_clock_says_and_no_more(jump: float) -
     within = saving().later(jump).still(119)
     assert not accused(within.decide())
     assert accused(within.still(2).decide()), "exit_grace of the tests is 120 s"
-    successor = replace(
-        within,
-        observed=replace(
-            within.observed, pods=tuple(replace(p, order_arrived=False) for p in within.observed.pods)
-        ),
-    )
+    late = tuple(replace(p, order_arrived=False, order_seconds=0.0) for p in within.observed.pods)
+    successor = replace(within, observed=replace(within.observed, pods=late))
     assert accused(successor.still(2).decide()) == (jump > 0), (
         "by the status, which has nothing but the clock"
     )
+    assert not accused(successor.later(-2 * JUMP).still(119).decide())
+    assert accused(successor.later(-2 * JUMP).still(121).decide()), "by what it has watched itself"
 
 
 def test_a_backoff_is_never_longer_than_the_longest_one_though_the_clock_is_set_back() -> None:

@@ -15,7 +15,7 @@ from trainer_sidecar.contract.plan import Order
 
 def _past_its_deadline(situation: Situation) -> Situation:
     status = situation.status.model_copy(update={"active_since": at(-10)})
-    return replace(situation, spec=spec(activeDeadlineSeconds=600), status=status)
+    return replace(situation, spec=spec(activeDeadlineSeconds=600), status=status).still(3600)
 
 
 @pytest.mark.parametrize(

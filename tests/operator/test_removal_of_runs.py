@@ -124,7 +124,7 @@ def test_a_job_that_never_began_or_may_keep_its_checkpoints_is_let_go_at_once(po
 def test_a_ttl_takes_the_object_and_never_the_checkpoints() -> None:
     done = running().status.model_copy(update={"phase": Phase.COMPLETE, "ended_at": at(-100)})
     over = replace(deleting(deletion_timestamp=None), status=done)
-    over = replace(over, spec=over.spec.model_copy(update={"ttl_seconds_after_finished": 60}))
+    over = replace(over, spec=over.spec.model_copy(update={"ttl_seconds_after_finished": 60})).still(60)
     assert over.decide().actions == (SetFinalizer(False),)
     free = replace(over, meta=over.meta.model_copy(update={"finalizers": []}))
     assert DeleteObject() in free.decide().actions

@@ -300,9 +300,12 @@ class JobSpec(SpecModel):
     scheduling: Scheduling = Scheduling()
     """How pods get their nodes."""
     active_deadline_seconds: int | None = Field(default=None, ge=1)
-    """Seconds of not being suspended after which the job is stopped (after a save) and Failed. Left out: none."""
+    """Seconds of not being suspended after which the job is stopped (after a save) and Failed. The operator counts them
+    itself: its node's clock counts only for the time before its own start, and only once it has watched the job for a
+    minute, so that a clock that is wrong for a moment ends nothing. Left out: none."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
-    """Seconds after its end at which the object is deleted. Never touches checkpoints. Left out: it stays."""
+    """Seconds after its end at which the object is deleted, counted like activeDeadlineSeconds. Never touches
+    checkpoints. Left out: it stays."""
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
     """What happens to the checkpoints when the object is deleted. Retain: nothing. Delete: all of the run goes, oldest
     first, but its journal and what other runs or people hold, and the object stays until it has; setting Retain

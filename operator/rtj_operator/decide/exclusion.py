@@ -11,7 +11,7 @@ from rtj_operator.api import ExcludedNode, JobStatus
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import Event
-from rtj_operator.decide.view import View
+from rtj_operator.decide.view import CLOCKS_DIFFER_SECONDS, View
 
 EXCLUDE_SECONDS = 3600.0
 FAILURES = 2
@@ -21,14 +21,14 @@ MOST = 32
 
 def excluded_names(status: JobStatus, now: datetime) -> list[str]:
     """Nodes that are kept off now."""
-    return sorted({n.name for n in status.excluded_nodes if n.until > now})
+    return sorted({n.name for n in status.excluded_nodes if _kept_off(n, now)})
 
 
 def with_excluded(status: JobStatus, end: End, now: datetime, why: str) -> JobStatus:
     """The status with the end's node among those that the next placements keep off."""
     if not end.node:
         return status
-    kept = [n for n in status.excluded_nodes if n.name != end.node and n.until > now]
+    kept = [n for n in status.excluded_nodes if n.name != end.node and _kept_off(n, now)]
     new = ExcludedNode(name=end.node, until=now + timedelta(seconds=EXCLUDE_SECONDS), reason=why[:256])
     return status.model_copy(update={"excluded_nodes": [*kept, new][-MOST:]})
 
@@ -46,6 +46,11 @@ def excluded_event(view: View, end: End, status: JobStatus) -> Event:
     why = status.excluded_nodes[-1].reason if status.excluded_nodes else ""
     text = f"node {end.node} is kept off for {EXCLUDE_SECONDS / 60:.0f} minutes ({why}): {end.message}"
     return Event(EventReason.NODE_EXCLUDED, text[:1000], f"excluded/{number}/{end.node}", warning=True)
+
+
+def _kept_off(node: ExcludedNode, now: datetime) -> bool:
+    """Much more time left than there ever is: the clock was set back since, and the time is over."""
+    return 0 < (node.until - now).total_seconds() <= EXCLUDE_SECONDS + CLOCKS_DIFFER_SECONDS
 
 
 def _fits_without(view: View, name: str) -> bool:

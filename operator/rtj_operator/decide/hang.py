@@ -33,7 +33,7 @@ def hung(view: View) -> End | None:
     restart, seen = view.spec.restart, first.status
     if seen.epoch != attempt.epoch:
         limit = restart.startup_timeout_seconds
-        if min(first.still_seconds, view.since(attempt.started_at)) <= limit:
+        if min(first.still_seconds, view.apart(attempt.started_at)) <= limit:
             return None
         text = f"pod {first.name}: its sidecar has not taken the plan within startupTimeoutSeconds {limit}"
         return End(Cause.HUNG, "Hung", text, True)

@@ -1,10 +1,12 @@
 """What a reconcile saw, as immutable values: the only input of `decide` besides the job itself and the clock.
 
 Times are Unix seconds. Nothing here was remembered from an earlier reconcile but for how long a pod has been silent, at
-the same step or under the same order, and the last bodies of deleted pods: only evidence, never a decision.
+the same step, under the same order or on its way out, how long the job has lived, and the last bodies of deleted pods:
+only evidence, never a decision.
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from trainer_sidecar.contract.outcome import Outcome
 from trainer_sidecar.contract.plan import Plan
@@ -34,10 +36,10 @@ class PodView:
     ip: str = ""
     phase: str = "Pending"
     deleting: bool = False
-    delete_by: float = 0.0
-    """When its grace period ends; 0 while nobody deletes it."""
+    grace_seconds: float = 0.0
+    """Grace period that it is deleted with; 0 while nobody deletes it."""
     overdue_seconds: float = 0.0
-    """Seconds since its grace period has ended, and it still stands: its kubelet does not answer."""
+    """Seconds for which this process has seen it being deleted beyond its grace period: its kubelet does not answer."""
     gone: bool = False
     """Deleted: this is the last body that the watch saw (operator.md O9)."""
     ready: bool = False
@@ -151,12 +153,25 @@ class Capacity:
 
 
 @dataclass(frozen=True)
+class Lived:
+    """How long a job has lived, or been over, whatever its clock was set to."""
+
+    since: datetime | None = None
+    """The moment of the status that this is about."""
+    seconds: float = 0.0
+    """What was before this process as the wall clock says it, and what it has counted itself."""
+    watched: float = 0.0
+    """What it has counted itself."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """Everything that one reconcile read."""
 
     jobs: tuple[JobView, ...] = ()
     pods: tuple[PodView, ...] = ()
     capacity: Capacity = field(default_factory=Capacity)
+    lived: Lived = field(default_factory=Lived)
     run_pending: bool = False
     """Whether the run belongs to another object is being read, and will be known in a moment."""
     run_conflict: str = ""

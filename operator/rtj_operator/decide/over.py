@@ -30,7 +30,7 @@ def already_over(view: View) -> Step | None:
         return Step(status, effects, LOOK_SECONDS if effects else None)
     held = tuple(p for p in view.observed.pods if p.live)
     grace = (placement.grace_seconds if placement else None) or LEAST_GRACE_SECONDS
-    left = grace - view.since(status.ended_at)
+    left = grace - (view.apart(status.ended_at) if status.ended_at is not None else 0.0)
     if held and left <= 0:
         names = ", ".join(p.name for p in held[:3])
         text = f"{many(len(held), 'pod')} still ran {grace} s after the job was {status.phase} ({names}): deleted"

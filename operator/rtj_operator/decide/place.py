@@ -120,16 +120,15 @@ def room(view: View, avoid: Collection[str], avoid_since: float) -> int | None:
 
 
 def _trusted(view: View, node: NodeRoom, avoid: Collection[str], avoid_since: float) -> bool:
-    return (
-        node.name not in avoid or node.ready_since > avoid_since or view.now - avoid_since > LOST_NODE_SECONDS
-    )
+    long_ago = abs(view.now - avoid_since) > LOST_NODE_SECONDS  # also when the clock was set back since
+    return node.name not in avoid or node.ready_since > avoid_since or long_ago
 
 
 def choose_size(view: View, status: JobStatus, lost: Collection[str]) -> int:
     """Nodes for a placement that is made now: all, unless capacity has been short for scaleDownDelay, or was before."""
     want, shrunk = view.want, _shrunk(status.placement)
     short = status.capacity_short_since
-    waited = short is not None and view.since(short) >= want.scale_down_delay
+    waited = short is not None and view.apart(short) >= want.scale_down_delay
     if not want.elastic or not (waited or shrunk):
         return want.nodes
     fits = room(view, lost, view.now)
@@ -142,7 +141,7 @@ def choose_size(view: View, status: JobStatus, lost: Collection[str]) -> int:
 def shrunk_size(view: View) -> int | None:
     """A smaller size that would start now while the current placement cannot; None when it should wait on."""
     want, status = view.want, view.status
-    if not want.elastic or view.since(status.capacity_short_since) < want.scale_down_delay:
+    if not want.elastic or _short_for(view, status) < want.scale_down_delay:
         return None
     if _own_pods_leaving(view):
         return None
@@ -150,7 +149,7 @@ def shrunk_size(view: View) -> int | None:
     made = placement.created_at.timestamp() if placement else 0.0
     fits = room(view, placement.lost_nodes if placement else (), made)
     if fits is None:
-        if view.now - made < SETTLE_SECONDS:
+        if abs(view.now - made) < SETTLE_SECONDS:
             return None
         fits = sum(p.scheduled and not p.node_lost for p in view.standing)
     size = want.largest(fits)
@@ -167,12 +166,14 @@ def pods_missing(view: View) -> Step | None:
     status = view.status
     short = [p.unschedulable_since or view.now for p in view.standing if p.unschedulable and not p.deleting]
     if short and status.capacity_short_since is None:
-        since = datetime.fromtimestamp(min(short), UTC)
+        # By the scheduler's clock, which may be another one: not before the placement, and not to come.
+        made = status.placement.created_at.timestamp() if status.placement else view.now
+        since = datetime.fromtimestamp(min(max(made, min(short)), view.now), UTC)
         status = status.model_copy(update={"capacity_short_since": since})
     smaller = shrunk_size(replace(view, status=status)) if short else None
     if smaller is not None and status.placement is not None:
         return new_placement(view, status, status.placement.cause, size=smaller)
-    long = view.since(status.capacity_short_since) >= max(view.want.scale_down_delay, LOST_NODE_SECONDS)
+    long = _short_for(view, status) >= max(view.want.scale_down_delay, LOST_NODE_SECONDS)
     if short and long and status.placement is not None and status.placement.excluded_nodes:
         # Without the excluded nodes it cannot run at all: an hour on them beats an hour of waiting.
         freed = status.model_copy(update={"excluded_nodes": []})
@@ -203,6 +204,12 @@ def pods_missing(view: View) -> Step | None:
     return Step(status, (), WATCH_SECONDS, events, (reason, text) if troubled else None)
 
 
+def _short_for(view: View, status: JobStatus) -> float:
+    """Seconds for which capacity has been short; 0 when it is not."""
+    short = status.capacity_short_since
+    return view.apart(short) if short is not None else 0.0
+
+
 def _own_pods_leaving(view: View) -> bool:
     """Old pods of this job still hold what its new ones wait for. Those on a lost node are waited for by nobody."""
     return any(
@@ -222,7 +229,7 @@ def _shrunk(placement: PlacementStatus | None) -> bool:
 def _keep_away(view: View, old: PlacementStatus | None, end: End | None) -> list[str]:
     """Nodes lost now, and those lost before that Kubernetes has not called ready since."""
     lost = set(end.lost_nodes) if end else set()
-    if old is not None and view.since(old.created_at) < LOST_NODE_SECONDS:
+    if old is not None and view.apart(old.created_at) < LOST_NODE_SECONDS:
         back = {
             n.name
             for n in view.observed.capacity.nodes

@@ -156,7 +156,7 @@ def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
     if now is None:
         return status
     old = status.progress
-    if old is not None and not changed and view.since(old.time) < PROGRESS_SECONDS:
+    if old is not None and not changed and view.apart(old.time) < PROGRESS_SECONDS:
         return status
     if old is not None and old.step == count(now.step) and not changed:
         return status  # its time says since when there has been no step

@@ -64,12 +64,13 @@ def draining(view: View) -> Step | None:
 
 
 def _ordered_for(view: View, attempt: AttemptStatus) -> float:
-    """Seconds since the order: as this process has counted them if it saw pod 0 get it, else by the wall clock, which
-    may have been set meanwhile."""
+    """Seconds since the order: as this process has counted them if it saw pod 0 get it, else no fewer than that by the
+    wall clock, which may have been set meanwhile."""
     first = next((p for p in view.standing if p.index == 0), None)
-    if first is not None and first.order_arrived and first.plan and first.plan.order is attempt.order:
-        return first.order_seconds
-    return view.since(attempt.ordered_at)
+    if first is None or first.plan is None or first.plan.order is not attempt.order:
+        return view.since(attempt.ordered_at)
+    own = first.order_seconds
+    return own if first.order_arrived else max(own, view.since(attempt.ordered_at))
 
 
 def drained(view: View, end: End) -> Step:
@@ -126,8 +127,8 @@ def room_to_grow(view: View) -> Step | None:
         return Step(gone, (), 0.1) if status.capacity_seen_since else None
     if status.capacity_seen_since is None:
         return Step(status.model_copy(update={"capacity_seen_since": view.time}), (), 0.1)
-    cooling = status.resized_at is not None and view.since(status.resized_at) < want.cooldown
-    if cooling or view.since(status.capacity_seen_since) < want.scale_up_delay:
+    cooling = status.resized_at is not None and view.apart(status.resized_at) < want.cooldown
+    if cooling or view.apart(status.capacity_seen_since) < want.scale_up_delay:
         return None
     return order(view, GROW, f"room for {many(larger, 'node')}, {placement.nodes} in use")
 

@@ -19,7 +19,7 @@ def commit_awaited(view: View, end: End, phase: Phase) -> Step | None:
         return None
     text = f"waiting for a sealed save to commit; {end.message}"
     status = told(view.status, phase, Reason.SAVING, text)
-    if attempt.end_seen_at is None:
+    if attempt.end_seen_at is None or attempt.end_seen_at > view.time:  # the clock was set back since
         status = status.model_copy(update={"attempt": attempt.model_copy(update={"end_seen_at": view.time})})
     return Step(status, (), 0.25)
 

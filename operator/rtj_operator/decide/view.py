@@ -68,6 +68,11 @@ class View:
         """Seconds since `moment`, 0 when it is not set."""
         return max(0.0, self.now - moment.timestamp()) if moment else 0.0
 
+    def apart(self, moment: datetime) -> float:
+        """Seconds between `moment` and now, for what only holds something up: a clock that was set back far makes it
+        long ago, and one set back a little at most doubles the wait. What ends something asks `since`."""
+        return abs(self.now - moment.timestamp())
+
     @property
     def want(self) -> Wanted:
         assert self.wanted is not None, "checks after `spec_refused` have a spec that can run"
