@@ -30,6 +30,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "chart-values.md": chart_values.page(values),
         REFERENCE / "metrics.md": metrics_reference.page(),
         REFERENCE / "job.md": job_reference.page(),
+        REFERENCE / "drill.md": job_reference.drill_page(),
         REFERENCE / "events.md": job_reference.words(),
         REFERENCE / "cli.md": cli_reference.page(),
         REFERENCE / "licences.md": licences_reference.page(),

@@ -5,19 +5,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from rtj_operator.conditions import CONDITION_DOCS, EVENT_DOCS, Reason
-from rtj_operator.crd import root_schema
+from rtj_operator.crd import DRILL, JOB, Resource, root_schema
+from rtj_operator.drills.words import DRILL_REASON_DOCS
 
 Schema = dict[str, Any]
 
 
-def page() -> str:
+def page(resource: Resource = JOB) -> str:
     """Spec and status as two tables."""
-    schema = root_schema()["properties"]
+    schema = root_schema(resource)["properties"]
     return "\n".join(
         [
-            "# ResumableTrainingJob",
+            f"# {resource.kind}",
             "",
-            "Generated from the models by `make generate`. `kubectl explain rtj.spec` says the same.",
+            f"Generated from the models by `make generate`. `kubectl explain {resource.short}.spec` says the same.",
             "",
             "## spec",
             "",
@@ -29,6 +30,13 @@ def page() -> str:
             "",
         ]
     )
+
+
+def drill_page() -> str:
+    """The same for drills, with their reasons."""
+    reasons = [f"| `{r.value}` | {text} |" for r, text in DRILL_REASON_DOCS.items()]
+    head = ("## Reasons", "", "What its sandbox waits for has the words of jobs (events.md).", "")
+    return "\n".join([page(DRILL), *head, "| reason | meaning |", "| --- | --- |", *reasons, ""])
 
 
 def words() -> str:

@@ -5,7 +5,7 @@ A write that was refused because somebody else wrote first ends the pass: the ne
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
@@ -314,9 +314,14 @@ class Applier:
 
     async def conflict_of(self, spec: EffectiveSpec) -> str:
         """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""
+        return await self.at_store(spec, lambda stores, values: conflict_of(stores, spec, values))
+
+    async def at_store(self, spec: EffectiveSpec, act: Callable[[Stores, dict[str, str]], T]) -> T:
+        """`act` of the stores and the job's credentials, in line with fences. Raises KubeError, FenceTrouble, as `act`."""
         credentials = await self._credentials(spec)
-        async with self._fences.place(line_of(spec)):
-            return await self._fences.run(lambda: conflict_of(self._stores, spec, credentials.values))
+        with _explained(credentials):
+            async with self._fences.place(line_of(spec)):
+                return await self._fences.run(lambda: act(self._stores, credentials.values))
 
     async def _credentials(self, spec: EffectiveSpec) -> Credentials:
         """The store's credentials. Raises FenceTrouble for what cannot be some, Unavailable."""

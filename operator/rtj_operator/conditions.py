@@ -251,6 +251,8 @@ class EventReason(StrEnum):
     CHECKPOINTS_DELETED = "CheckpointsDeleted"
     CHECKPOINTS_KEPT = "CheckpointsKept"
     DELETION_BLOCKED = "DeletionBlocked"
+    DRILL_PASSED = "DrillPassed"
+    DRILL_FAILED = "DrillFailed"
     PODS_DELETED = "PodsDeleted"
     JOB_ALTERED = "JobAltered"
 
@@ -285,6 +287,8 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.CHECKPOINTS_DELETED: "The run's checkpoints are deleted; how many, and the object goes.",
     EventReason.CHECKPOINTS_KEPT: "What of a deleted job's run stays in the store, and why.",
     EventReason.DELETION_BLOCKED: "Checkpoints of a deleted job cannot be deleted now; why, and how to let it go.",
+    EventReason.DRILL_PASSED: "A checkpoint of the job was restored in a sandbox and matched; seconds of recovery.",
+    EventReason.DRILL_FAILED: "A drill of a checkpoint failed; why, and whether it is under quarantine now.",
     EventReason.PODS_DELETED: "Pods ran on after the job was over, so they were deleted; their names.",
     EventReason.JOB_ALTERED: "Somebody scaled a placement's Job, so another placement replaces it; what it had.",
 }

@@ -69,7 +69,7 @@ def event_body(job: Object, event: Event, instance: str, now: float) -> Object:
         "reportingInstance": instance[:128],
         "regarding": {
             "apiVersion": API_VERSION_FULL,
-            "kind": KIND,
+            "kind": job.get("kind", KIND),
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": meta["uid"],

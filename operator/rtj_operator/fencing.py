@@ -17,6 +17,7 @@ from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.conditions import Reason
 from rtj_operator.decide.observed import PodView
 from rtj_operator.kube import Unavailable
+from rtj_operator.matrix import open_matrix
 from rtj_operator.mesh import Refusal, plan_size
 from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
@@ -204,7 +205,7 @@ def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
         stores.require_sound(journal.store)
     if order.bad is not None and _may_accuse(history, order):
         _accuse(journal, order, order.bad)
-    fenced = fence_and_pick(journal, _request(order), timeout=APPEND_TIMEOUT)
+    fenced = fence_and_pick(journal, _request(journal, order), timeout=APPEND_TIMEOUT)
     if order.spec.resume_from is not None:
         _release_source(journal, order)
     return fenced
@@ -353,13 +354,14 @@ def trouble(exc: Exception) -> FenceTrouble:
     return FenceTrouble(Reason.STORE_UNAVAILABLE, f"{type(exc).__name__}: {exc}")
 
 
-def _request(order: FenceOrder) -> FenceRequest:
+def _request(journal: Journal, order: FenceOrder) -> FenceRequest:
     spec, source = order.spec, order.spec.resume_from
 
-    def plan_for(_: RestorePoint | None, saved: Topology | None) -> Topology:
+    def plan_for(point: RestorePoint | None, saved: Topology | None) -> Topology:
         if order.keep is not None:
             return order.keep.topology
-        found = plan_size(spec.mesh, order.nodes, saved, spec.matrix)
+        matrix = open_matrix(spec, journal, _keys(journal, point), point) if point else spec.matrix
+        found = plan_size(spec.mesh, order.nodes, saved, matrix)
         if isinstance(found, Refusal):
             raise PlanRefused(found.sentence)
         return found

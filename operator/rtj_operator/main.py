@@ -24,6 +24,9 @@ import kopf
 from rtj_operator.api.effective import OperatorDefaults
 from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import Applier
+from rtj_operator.drills.further import DrillSteps
+from rtj_operator.drills.loop import DrillLoop
+from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.elector import Elector, LostLeadership
 from rtj_operator.events import EventPoster
 from rtj_operator.faults import Faults
@@ -113,12 +116,15 @@ async def run(options: argparse.Namespace) -> None:
     kube = await connect(options.kubeconfig or None)
     observer = Observer(kube)
     runtime = build(options, kube, observer)
+    drills = runtime.drills
+    assert drills is not None, "`build` makes them"
     runner = await serve(runtime, int(options.metrics_port)) if int(options.metrics_port) else None
     supervisor = Supervisor(
         WatchOptions(_login(options.kubeconfig), LABEL_JOB, tuple(_words(options.namespaces))),
         on_job=runtime.job_changed,
         on_owned=runtime.owned_changed,
         on_restart=runtime.metrics.watch_restarts.inc,
+        on_drill=drills.drill_changed,
     )
     elector = elector_of(options, kube)
     work = asyncio.create_task(lead(elector, kube, runtime, supervisor))
@@ -164,18 +170,22 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
         allowed_url_prefixes=tuple(_words(options.allowed_url_prefixes)),
         allowed_endpoints=tuple(_words(options.allowed_endpoints)),
     )
+    events = EventPoster(kube, instance)
     reconciler = Reconciler(
         kube,
         observer,
         applier,
-        EventPoster(kube, instance),
+        events,
         defaults,
         settings,
         metrics=metrics.jobs,
         first_look=FirstLook(applier.conflict_of),
     )
     namespaces = _words(options.namespaces)
-    return Runtime(kube, reconciler, observer.graves, metrics, namespaces, turns)
+    runtime = Runtime(kube, reconciler, observer.graves, metrics, namespaces, turns)
+    steps = DrillSteps(kube, applier, events, defaults, settings, instance, options.cluster_name)
+    runtime.drills = DrillLoop(kube, DrillReconciler(steps), namespaces, lambda: runtime.leading())
+    return runtime
 
 
 def pod_settings(options: argparse.Namespace) -> PodSettings:

@@ -7,7 +7,7 @@ mesh resume on. The plan is the largest size that works; a node that cannot be u
 which sizes work does not depend on how many nodes there are, more nodes never give a smaller plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -192,6 +192,26 @@ def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] =
         sentence = f"{change} changes tp or pp: add it to resumeCompatibility once it is verified"
         return Refusal(RefusalReason.TRANSITION_NOT_LISTED, sentence)
     return None
+
+
+def with_proven(
+    matrix: Sequence[CompatibilityEntry], proven: Iterable[tuple[Mesh, Mesh]]
+) -> tuple[CompatibilityEntry, ...]:
+    """The matrix in which transitions (saved, wanted) that drills have proven are open where an entry blocks them.
+
+    What no entry allows stays refused: a drill proves one pair of meshes, not that somebody wants it.
+    """
+    opened = [
+        CompatibilityEntry(from_=_exactly(saved), to=_exactly(wanted), status=CompatibilityStatus.VERIFIED)
+        for saved, wanted in proven
+        if (refused := transition(saved, wanted, matrix)) is not None
+        and refused.reason is RefusalReason.TRANSITION_BLOCKED
+    ]
+    return (*opened, *matrix)
+
+
+def _exactly(mesh: Mesh) -> MeshPattern:
+    return MeshPattern(dp=mesh.dp, tp=mesh.tp, pp=mesh.pp, zero=mesh.zero)
 
 
 def _matches(pattern: MeshPattern, mesh: Mesh, zero: int) -> bool:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from rtj_operator.api import InvalidJobError, JobStatus, ResumableTrainingJob, parse_job
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
-from rtj_operator.api.names import FINALIZER, LABEL_PLACEMENT
+from rtj_operator.api.names import FINALIZER, LABEL_DRILL_OF, LABEL_PLACEMENT
 from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, Observed, View, decide
@@ -123,7 +123,7 @@ class Reconciler:
         now, nonce = self.now(), self.nonce()
         observed = replace(observed, lived=self._lived(job, now))
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
-        self.metrics.saw(key, decision.status)
+        self._show_metrics(key, job, decision.status)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)
         after = await self._carry_out(decision, Subject(raw, job, spec, decision.status, observed), view)
         if not decision.actions and not problems:
@@ -132,6 +132,11 @@ class Reconciler:
 
     def _lived(self, job: ResumableTrainingJob, now: float) -> Lived:
         return self.lives.lived(job.metadata.uid, life_since(job.status), now)
+
+    def _show_metrics(self, key: Key, job: ResumableTrainingJob, status: JobStatus) -> None:
+        """The sandbox of a drill has no series: nothing would be lost with it, and nobody waits for its commits."""
+        if LABEL_DRILL_OF not in job.metadata.labels:
+            self.metrics.saw(key, status)
 
     def _remember(self, key: Key, raw: Object, read: Read) -> None:
         """What this look read, since there was nothing to do."""
@@ -161,7 +166,7 @@ class Reconciler:
         now = self.now()
         observed = Observed(entry.jobs, pods, lived=self._lived(job, now))
         decision = decide(job.metadata, job.spec, made.wanted, (), job.status, observed, now, self.nonce())
-        self.metrics.saw(key, decision.status)
+        self._show_metrics(key, job, decision.status)
         if decision.actions and not await self._show(key, entry, decision, observed):
             return None
         await self.events.post(entry.raw or {}, decision.events)

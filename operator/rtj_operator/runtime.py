@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import MOST_AWAY
 from rtj_operator.decide.view import POLL_SECONDS
+from rtj_operator.drills.loop import DrillLoop
 from rtj_operator.kube import Kube, KubeError, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Graves
@@ -49,6 +50,7 @@ class Runtime:
     """Another replica leads: nothing is done here, and that is healthy."""
     leading: Callable[[], bool] = lambda: True
     """Asked before each reconcile: a process that was stopped for long may not lead any more and not know it."""
+    drills: DrillLoop | None = None
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
     _read: float = field(default_factory=time.monotonic)
     """When all jobs were last read."""
@@ -68,10 +70,14 @@ class Runtime:
             ):  # as many as may be at work, or away at a store
                 tasks.create_task(self._work(), name=f"worker-{number}")
             tasks.create_task(self._resync(), name="resync")
+            if self.drills is not None:
+                tasks.create_task(self.drills.run(), name="drills")
 
     def job_changed(self, kind: str, job: Object) -> None:
         """A watch event of a job, from any thread."""
         self._changed((job["metadata"]["namespace"], job["metadata"]["name"]), job)
+        if self.drills is not None:
+            self.drills.job_changed(kind, job)
         log.debug("event %s of job %s", kind, job["metadata"]["name"])
 
     def owned_changed(self, kind: str, owned: Object) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import kopf
 
-from rtj_operator.kube import JOBS, PODS, RTJ, Object
+from rtj_operator.kube import DRILLS, JOBS, PODS, RTJ, Object
 
 log = logging.getLogger(__name__)
 Handler = Callable[[str, Object], None]
@@ -49,6 +49,7 @@ class Supervisor:
     on_job: Handler
     on_owned: Handler
     on_restart: Callable[[], None] = lambda: None
+    on_drill: Handler = lambda *_: None
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -99,7 +100,11 @@ class Supervisor:
         async def owned_event(event: Any, **_: Any) -> None:
             self.on_owned(event.get("type") or "", dict(event["object"]))
 
+        async def drill_event(event: Any, **_: Any) -> None:
+            self.on_drill(event.get("type") or "", dict(event["object"]))
+
         kopf.on.event(RTJ.group, RTJ.version, RTJ.plural, id="rtj", registry=registry)(job_event)
+        kopf.on.event(DRILLS.group, DRILLS.version, DRILLS.plural, id="drill", registry=registry)(drill_event)
         kopf.on.event(JOBS.group, JOBS.version, JOBS.plural, id="job", registry=registry)(owned_event)
         kopf.on.event("", PODS.version, PODS.plural, id="pod", registry=registry)(owned_event)
         return registry

@@ -1,7 +1,8 @@
 """What the jobs of the cluster tests train: a small fully sharded network, in steps of a fraction of a second.
 
 The environment breaks it on purpose: TEST_CHANGE=layer builds another model, TEST_RAISE_AT raises in that step,
-TEST_ALLOCATE_AT takes more memory than any container has. TEST_PACE names a file that holds the seconds to sleep per
+TEST_ALLOCATE_AT takes more memory than any container has. TEST_TP=1: layers are split where the mesh has an axis `tp`,
+and gradients, which lie on two meshes then, are not clipped. TEST_PACE names a file that holds the seconds to sleep per
 step, so that a test can let a job linger and then hurry.
 """
 
@@ -13,7 +14,10 @@ from pathlib import Path
 import torch
 from network import Sums, build, optimizer_of, scheduler_of
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from trainer_sidecar.train import Session
 
@@ -37,13 +41,20 @@ def break_on_purpose(step: int) -> None:
         hoard.append(torch.ones(4 << 20))
 
 
+def shard(model: nn.Sequential, mesh: DeviceMesh) -> None:
+    if "tp" in (mesh.mesh_dim_names or ()):
+        split = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(model, mesh["tp"], {"0": split, "2": split})
+    fully_shard(model, mesh=mesh["dp"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     steps = parser.parse_args().steps
     mesh = Session.mesh_from_env()
     model = build(extra_layer=os.environ.get("TEST_CHANGE") == "layer")
-    fully_shard(model, mesh=mesh)
+    shard(model, mesh)
     optimizer = optimizer_of(model)
     scheduler = scheduler_of(optimizer, steps)
     with Session.from_env(
@@ -55,7 +66,7 @@ def main() -> None:
             loss.backward()
             if session.micro_end(loss):
                 continue
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm = None if number("TEST_TP") else nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

@@ -385,16 +385,18 @@ def test_a_namespace_without_the_role_is_named_and_the_others_are_served(
 
 RTJS, CORE = RTJ.group, ""
 IN_NAMESPACES = {
-    *((RTJS, "resumabletrainingjobs", v) for v in ("get", "list", "watch", "patch", "delete")),
-    (RTJS, "resumabletrainingjobs/status", "patch"),
-    (RTJS, "resumabletrainingjobs/finalizers", "update"),
+    *((RTJS, "resumabletrainingjobs", v) for v in ("get", "list", "watch", "create", "patch", "delete")),
+    *((RTJS, "resumedrills", v) for v in ("list", "watch", "create", "delete")),
+    *((RTJS, f"{kind}/status", "patch") for kind in ("resumabletrainingjobs", "resumedrills")),
+    *((RTJS, f"{kind}/finalizers", "update") for kind in ("resumabletrainingjobs", "resumedrills")),
     *(("batch", "jobs", v) for v in ("get", "list", "watch", "create", "delete")),
     *((CORE, "pods", v) for v in ("list", "watch", "create", "patch", "delete")),
     (CORE, "events", "list"),
     ("events.k8s.io", "events", "create"),
     (CORE, "secrets", "get"),
 }
-"""Each is used: watches are kopf's, `finalizers` is what `blockOwnerDeletion` in a Job's owner reference asks for."""
+"""Each is used: watches are kopf's, `finalizers` is what `blockOwnerDeletion` in a Job's owner reference asks for.
+Of jobs, only the sandboxes of drills are created; drills by the schedules of jobs."""
 OUTSIDE = {(CORE, "nodes", "get"), (CORE, "nodes", "list"), (CORE, "pods", "list")}
 
 

@@ -28,7 +28,7 @@ def test_kopf_keeps_its_hands_off_the_objects() -> None:
     assert settings.process.ultimate_exiting_timeout is None
     supervisor = Supervisor(WatchOptions(lambda **_: None, "job"), lambda *_: None, lambda *_: None)
     registry = supervisor._registry()
-    assert len(registry._watching.get_all_handlers()) == 3
+    assert len(registry._watching.get_all_handlers()) == 4
     assert not registry._changing.get_all_handlers()
     assert not registry._spawning.get_all_handlers(), "timers and daemons would force a finalizer"
 

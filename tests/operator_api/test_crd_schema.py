@@ -33,9 +33,9 @@ def test_the_files_in_the_repository_are_what_the_models_say() -> None:
 def test_check_fails_on_a_stale_file_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     crd.write(tmp_path)
     assert crd.main(["--check", "--root", str(tmp_path)]) == 0
-    (tmp_path / crd.TARGETS[0]).write_text("old", encoding="utf-8")
+    (tmp_path / crd.JOB.targets[0]).write_text("old", encoding="utf-8")
     assert crd.main(["--check", "--root", str(tmp_path)]) == 1
-    assert crd.TARGETS[0] in capsys.readouterr().err
+    assert crd.JOB.targets[0] in capsys.readouterr().err
 
 
 def test_the_schema_is_structural() -> None:

@@ -152,16 +152,19 @@ def test_what_would_break_the_pod_is_refused(raw_job: Raw) -> None:
     ]
 
 
-def test_what_this_version_does_not_do_is_refused_and_not_ignored(raw_job: Raw) -> None:
-    found = [
-        p.sentence.split(" is not acted on")[0]
-        for p in problems(raw_job("full"))
-        if p.reason == Reason.NOT_SUPPORTED
-    ]
-    assert found == [
-        "spec.drill",
-        "spec.checkpoint.intervalPolicy Auto",
-    ]
+def test_a_drill_needs_a_number_of_nodes_that_has_a_mesh(raw_job: Raw) -> None:
+    raw = raw_job("smallest")
+    raw["spec"]["drill"] = {"everyCommits": 1, "deep": True, "nodes": 1}
+    assert problems(raw) == [], "a size that the job itself may not have"
+    raw["spec"]["drill"]["nodes"] = 3
+    (found,) = problems(raw)
+    assert found.reason == Reason.SIZES_INVALID
+    assert found.sentence == (
+        "spec.drill.nodes 3: 3 nodes x 8 ranks = 24 ranks gives dp 24, which does not divide batch.globalBatchSize "
+        "512: choose another number of nodes"
+    )
+    raw["spec"]["drill"]["deep"] = False
+    assert problems(raw) == [], "nothing is restored"
 
 
 def test_a_missing_trainer_or_command_and_another_contract_are_named(raw_job: Raw) -> None:

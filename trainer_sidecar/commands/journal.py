@@ -61,6 +61,12 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _proven(entry: Verified) -> str:
+    before, after, by = entry.topology_from, entry.topology_to, entry.detail.get("by")
+    meshes = f" {before.mesh} on {after.mesh}" if before is not None and after is not None else ""
+    return f"{meshes} by {by}" if by else meshes
+
+
 def _what(entry: Entry) -> str:
     if isinstance(entry, Attempt):
         start = f"from step {entry.restore.step}" if entry.restore else "from scratch"
@@ -68,7 +74,7 @@ def _what(entry: Entry) -> str:
     if isinstance(entry, Manifest):
         return f"step {entry.step} committed [{entry.reason}], {entry.bytes} bytes: {entry.checkpoint_id}"
     if isinstance(entry, Verified):
-        return f"{entry.checkpoint_id} verified [{entry.level}]"
+        return f"{entry.checkpoint_id} verified [{entry.level}]{_proven(entry)}"
     if isinstance(entry, Quarantined):
         again = f" (repeats entry {entry.detail['repeats']})" if "repeats" in entry.detail else ""
         return f"{', '.join(entry.checkpoint_ids)} quarantined [{entry.fault}]: {entry.reason}{again}"

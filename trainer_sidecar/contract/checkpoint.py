@@ -5,8 +5,9 @@ parts into an `Index` (columnar, datapath T11) and a `ManifestFile`. `status: CO
 """
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -248,6 +249,11 @@ class Witness(Document):
     epoch: int
     checkpoint_id: str
     steps: list[WitnessStep]
+
+
+def fingerprints_digest(fingerprints: Mapping[str, str]) -> str:
+    """SHA-256 over a checkpoint's fingerprints, whatever their order. 64 hex digits."""
+    return hashlib.sha256(json.dumps(dict(fingerprints), sort_keys=True).encode()).hexdigest()
 
 
 def digest_sum(digests: Iterable[str]) -> str:

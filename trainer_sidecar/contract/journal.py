@@ -126,7 +126,7 @@ class Aborted(_Entry):
 
 
 class Verified(_Entry):
-    """Evidence that a checkpoint was restored or re-read; opens matrix entries for its transition."""
+    """Evidence that a checkpoint was restored or re-read; a drill's opens blocked matrix entries for its transition."""
 
     kind: Literal["Verified"] = "Verified"
     checkpoint_id: str
@@ -135,6 +135,9 @@ class Verified(_Entry):
     level: Literal["ingest", "bytes", "resume"]
     topology_from: Topology | None = None
     topology_to: Topology | None = None
+    fingerprints_sha256: str = ""
+    """Of the checkpoint's fingerprints (`checkpoint.fingerprints_digest`), written by drills: as long as a restore
+    point has the same ones, the transition of this entry has been proven. Empty: it opens nothing."""
     detail: dict[str, Any] = Field(default_factory=dict)
 
 

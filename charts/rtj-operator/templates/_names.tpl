@@ -27,13 +27,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "rtj.jobRules" -}}
 - apiGroups: [resumabletraining.io]
   resources: [resumabletrainingjobs]
-  verbs: [get, list, watch, patch, delete]   # delete: ttlSecondsAfterFinished
+  verbs: [get, list, watch, create, patch, delete]   # create: sandboxes of drills; delete: them, and by TTL
 - apiGroups: [resumabletraining.io]
-  resources: [resumabletrainingjobs/status]
+  resources: [resumedrills]
+  verbs: [list, watch, create, delete]   # create, delete: by the schedules of jobs (spec.drill)
+- apiGroups: [resumabletraining.io]
+  resources: [resumabletrainingjobs/status, resumedrills/status]
   verbs: [patch]
 - apiGroups: [resumabletraining.io]
-  resources: [resumabletrainingjobs/finalizers]
-  verbs: [update]             # an owner may hold its Jobs (admission plugin OwnerReferencesPermissionEnforcement)
+  resources: [resumabletrainingjobs/finalizers, resumedrills/finalizers]
+  verbs: [update]             # an owner may hold what is its own (admission plugin OwnerReferencesPermissionEnforcement)
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]

@@ -1,6 +1,7 @@
 """The resource as a whole, and reading one from the API server's JSON."""
 
 from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -8,6 +9,8 @@ from rtj_operator.api.base import ApiModel, JsonObject, Timestamp, cel, rules
 from rtj_operator.api.names import API_VERSION_FULL, KIND, MAX_NAME_LENGTH
 from rtj_operator.api.spec import JobSpec
 from rtj_operator.api.status import JobStatus
+
+M = TypeVar("M", bound=ApiModel)
 
 
 class InvalidJobError(ValueError):
@@ -57,8 +60,13 @@ class ResumableTrainingJob(ApiModel):
 
 def parse_job(raw: Mapping[str, object]) -> ResumableTrainingJob:
     """The object in the API server's JSON. Raises InvalidJobError naming every field that does not fit."""
+    return parse_object(ResumableTrainingJob, raw)
+
+
+def parse_object(model: type[M], raw: Mapping[str, object]) -> M:
+    """The same for any kind of this API group."""
     try:
-        return ResumableTrainingJob.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as exc:
         named = "; ".join(f"{_path(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))
         raise InvalidJobError(f"the object does not fit schema {API_VERSION_FULL}: {named}") from exc
@@ -68,13 +76,24 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
 
 
-def owner_reference(job: ResumableTrainingJob) -> JsonObject:
-    """Controller reference for what belongs to this job."""
+class Owning(Protocol):
+    """An object that others belong to."""
+
+    @property
+    def api_version(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+
+def owner_reference(owner: Owning) -> JsonObject:
+    """Controller reference for what belongs to this object."""
     return {
-        "apiVersion": API_VERSION_FULL,
-        "kind": KIND,
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
+        "apiVersion": owner.api_version,
+        "kind": owner.kind,
+        "name": owner.metadata.name,
+        "uid": owner.metadata.uid,
         "controller": True,
         "blockOwnerDeletion": True,
     }

@@ -14,6 +14,10 @@ PLURAL = "resumabletrainingjobs"
 SINGULAR = "resumabletrainingjob"
 SHORT_NAME = "rtj"
 CATEGORIES = ("all", "training")
+DRILL_KIND = "ResumeDrill"
+DRILL_PLURAL = "resumedrills"
+DRILL_SINGULAR = "resumedrill"
+DRILL_SHORT_NAME = "drill"
 
 LABEL_JOB = f"{GROUP}/job"
 """Name of the ResumableTrainingJob, on its Jobs and pods."""
@@ -21,6 +25,10 @@ LABEL_UID = f"{GROUP}/uid"
 """Its uid: an object of the same name that was deleted and made again is another one (O19)."""
 LABEL_PLACEMENT = f"{GROUP}/placement"
 """Number of the placement, on its Job and pods (O1)."""
+LABEL_DRILL_OF = f"{GROUP}/drill-of"
+"""Name of the job that a drill is about, on the drill's sandbox."""
+LABEL_SCHEDULED_BY = f"{GROUP}/scheduled-by"
+"""Uid of the job whose `spec.drill` asked for this drill."""
 FINALIZER = f"{GROUP}/checkpoints"
 """On a job with `deletionPolicy: Delete`: the object stays until its checkpoints are deleted."""
 ANNOTATION_PLAN = PLAN_ANNOTATION
@@ -40,6 +48,10 @@ SHM_VOLUME = "rtj-shm"
 
 MAX_NAME_LENGTH = 45
 """Longest job name: pods are `<name>-p<placement>-<index>-<5 random>` and must stay DNS labels (O17)."""
+
+SANDBOX_SUFFIX = "-drill"
+MAX_DRILL_NAME_LENGTH = MAX_NAME_LENGTH - len(SANDBOX_SUFFIX)
+"""Longest name of a drill: its sandbox is a job."""
 
 
 def placement_name(job_name: str, placement: int) -> str:

@@ -220,14 +220,25 @@ class Scheduling(SpecModel):
 class Drill(SpecModel):
     """Regular proof that the newest checkpoint can be restored."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "has(self.everyCommits) || has(self.everySeconds)",
+                "drill needs everyCommits or everySeconds: how often the newest checkpoint is drilled",
+            )
+        )
+    )
+
     every_commits: int | None = Field(default=None, ge=1)
-    """A drill after every so many commits."""
+    """A drill after every so many commits. With everySeconds, whichever comes first."""
     every_seconds: int | None = Field(default=None, ge=60)
-    """A drill every so many seconds."""
+    """A drill every so many seconds, once there is a commit that has not been drilled."""
     nodes: int | None = Field(default=None, ge=1, le=MAX_NODES)
-    """Nodes that it may use. Left out: minNodes."""
+    """Nodes to restore on (deep). Left out: elastic.minNodes, else nodes."""
     deep: bool = False
-    """True: restore and train some steps. False: read and hash all bytes, no GPUs."""
+    """True: restore and train some steps. False: one pod without GPUs reads and hashes all bytes."""
+    priority_class_name: str | None = Field(default=None, max_length=253)
+    """Priority class of its pods (deep), so that a drill never takes a node from training."""
 
 
 class JobSpec(SpecModel):
@@ -296,7 +307,8 @@ class JobSpec(SpecModel):
     restart: Restart = Restart()
     """When and how often a new attempt is made."""
     drill: Drill | None = None
-    """Regular proof that the newest checkpoint can be restored."""
+    """Regular proof that the newest checkpoint can be restored: ResumeDrills are made, one at a time; the last three stay.
+    """
     scheduling: Scheduling = Scheduling()
     """How pods get their nodes."""
     active_deadline_seconds: int | None = Field(default=None, ge=1)

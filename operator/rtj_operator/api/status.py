@@ -272,6 +272,19 @@ class AttemptRecord(ApiModel):
     """Seconds per phase."""
 
 
+class CheckStatus(ApiModel):
+    """One thing that was compared after a restore, with both values as text."""
+
+    name: str = Field(max_length=128)
+    """What was compared."""
+    passed: bool
+    """Whether it was as it should be."""
+    expected: str = Field(default="", max_length=64)
+    """What was saved, or seen after the save."""
+    found: str = Field(default="", max_length=64)
+    """What this resume has."""
+
+
 class ResumeStatus(ApiModel):
     """Result of the last resume."""
 
@@ -291,6 +304,8 @@ class ResumeStatus(ApiModel):
     """Names of those that failed."""
     changed: list[str] = Field(default_factory=list, max_length=32)
     """Fingerprints that had changed and were accepted, each with its class and both values."""
+    compared: list[CheckStatus] = Field(default_factory=list, max_length=32)
+    """Failed checks, and those that have two values, in the order in which they were made."""
 
 
 class JobStatus(ApiModel):

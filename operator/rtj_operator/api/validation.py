@@ -4,7 +4,7 @@ An ordered list of small named checks over one value; each sentence names object
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rtj_operator.api.base import dig, unknown_fields
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
@@ -68,17 +68,16 @@ def _fields(case: _Case) -> Iterator[Problem]:
         )
 
 
-def _unsupported(case: _Case) -> Iterator[Problem]:
-    """Fields that the API has and this version does not act on: refusing is better than ignoring."""
-    spec = case.job.spec
-    asked = {
-        "spec.drill": spec.drill is not None,
-        f"spec.checkpoint.intervalPolicy {IntervalPolicy.AUTO}": spec.checkpoint.interval_policy
-        == IntervalPolicy.AUTO,
-    }
-    for field, present in asked.items():
-        if present:
-            yield Problem(Reason.NOT_SUPPORTED, f"{field} is not acted on by this version: leave it out")
+def _drill(case: _Case) -> Iterator[Problem]:
+    """A drill restores on exactly so many nodes, which need a mesh; they need not be a size of the job's own."""
+    asked, mesh = case.job.spec.drill, case.spec.mesh
+    if asked is None or not asked.deep:
+        return
+    size = asked.nodes or mesh.min_nodes
+    found = plan_size(replace(mesh, nodes=size, min_nodes=size, max_nodes=size, sizes=()), size)
+    if isinstance(found, Refusal):
+        sentence = found.sentence.partition("; ")[0]
+        yield Problem(Reason.SIZES_INVALID, f"spec.drill.nodes {size}: {sentence}: choose another number of nodes")
 
 
 def _trainer(case: _Case) -> Iterator[Problem]:
@@ -323,5 +322,5 @@ _CHECKS: tuple[Callable[[_Case], Iterator[Problem]], ...] = (
     _restart_policy,
     _store,
     _contract,
-    _unsupported,
+    _drill,
 )

@@ -19,6 +19,7 @@ from rtj_operator.api import (
     RecoveryPoint,
     ResumeStatus,
 )
+from rtj_operator.api.status import CheckStatus
 from rtj_operator.classify import blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
@@ -230,6 +231,7 @@ def _with_resume(status: JobStatus, seen: SidecarStatus) -> JobStatus:
         checks=len(report.checks),
         failed_checks=[printable(c.name[:128]) for c in report.checks if not c.passed][:32],
         changed=[_changed(c) for c in report.checks if c.passed and c.name.startswith("fingerprint ")][:32],
+        compared=[_compared(c) for c in report.checks if not c.passed or c.expected is not None][:32],
     )
     first = status.resume is None or status.resume.attempt != attempt.number
     return status.model_copy(
@@ -247,6 +249,11 @@ def _with_report(counters: Counters, report: ResumeReport) -> Counters:
             "reprocessed_samples": count(counters.reprocessed_samples + report.reprocessed_samples),
         }
     )
+
+
+def _compared(check: Check) -> CheckStatus:
+    expected, found = ("" if v is None else printable(str(v))[:64] for v in (check.expected, check.found))
+    return CheckStatus(name=printable(check.name)[:128], passed=check.passed, expected=expected, found=found)
 
 
 def _changed(check: Check) -> str:

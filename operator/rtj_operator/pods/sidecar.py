@@ -67,21 +67,31 @@ def restricted(user: int) -> JsonObject:
 
 
 def _environment(spec: EffectiveSpec, settings: PodSettings) -> list[JsonObject]:
-    store = spec.store
     values = {
         env.ENV_VOLUME: settings.volume_path,
         env.ENV_PLAN_FILE: settings.plan_file,
         env.ENV_STATUS_PORT: str(spec.status_port),
+    }
+    return [*_named(values), *store_environment(spec)]
+
+
+def store_environment(spec: EffectiveSpec) -> list[JsonObject]:
+    """What a process needs to reach the run's objects, credentials included: never for the trainer's container."""
+    store = spec.store
+    values = {
         env.ENV_NAMESPACE: spec.namespace,
         env.ENV_RUN_ID: spec.run_id,
         env.ENV_STORE_URL: store.url,
         env.ENV_STORE_ENDPOINT: store.endpoint,
         env.ENV_STORE_REGION: store.region,
     }
-    # Texts are literal: "$(" in a value would be expanded by the kubelet.
-    named = [{"name": n, "value": v.replace("$", "$$")} for n, v in values.items() if v is not None]
     pod_name = {"name": env.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    return [*named, pod_name, *_credentials(store.secret, required=store.secret_required)]
+    return [*_named(values), pod_name, *_credentials(store.secret, required=store.secret_required)]
+
+
+def _named(values: Mapping[str, str | None]) -> list[JsonObject]:
+    """Texts are literal: "$(" in a value would be expanded by the kubelet."""
+    return [{"name": n, "value": v.replace("$", "$$")} for n, v in values.items() if v is not None]
 
 
 def _credentials(secret: str, *, required: bool) -> list[JsonObject]:

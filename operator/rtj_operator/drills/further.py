@@ -1,0 +1,315 @@
+"""One drill brought one step further. Its order: the checkpoint into its status, its sandbox, the result into its
+status, the result into the run's journal, the sandbox deleted, Passed or Failed. Each step may be the last one of this
+process, and may be repeated.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from rtj_operator.api import InvalidJobError, parse_job
+from rtj_operator.api.drill import DrillPhase, DrillStatus, ResumeDrill
+from rtj_operator.api.effective import OperatorDefaults
+from rtj_operator.apply import Applier
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide.actions import Event
+from rtj_operator.drills.evidence import (
+    DrillOrder,
+    NothingToDrill,
+    choose,
+    record_failed,
+    record_read,
+    record_restored,
+)
+from rtj_operator.drills.reading import Reading, reading
+from rtj_operator.drills.sandbox import sandbox_job, sandbox_metadata
+from rtj_operator.drills.verdict import (
+    Ending,
+    begun,
+    ended,
+    ending,
+    overdue,
+    read,
+    recorded,
+    seconds_left,
+    told,
+    watched,
+)
+from rtj_operator.drills.words import DrillReason
+from rtj_operator.events import EventPoster
+from rtj_operator.fencing import FenceTrouble, Stores
+from rtj_operator.kube import (
+    DRILLS,
+    JOBS,
+    PODS,
+    RTJ,
+    AlreadyExists,
+    Forbidden,
+    Invalid,
+    Kind,
+    Kube,
+    NotFound,
+    Object,
+)
+from rtj_operator.pods import PodSettings
+from rtj_operator.pods.reader import build_reader
+from rtj_operator.prepared import Prepared, prepare
+from rtj_operator.rights import missing_right
+from trainer_sidecar.contract.journal import Owner
+
+T = TypeVar("T")
+POLL_SECONDS = 15.0
+"""Between two looks at a sandbox, beside what the watch of its job brings."""
+READER_SECONDS = 3.0
+"""The same for a reader, of which no watch brings anything."""
+
+
+class Ends(Exception):
+    """The drill cannot go on."""
+
+    def __init__(self, reason: DrillReason, message: str) -> None:
+        super().__init__(message)
+        self.end = Ending(False, reason, message)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drill, its stored object, and the job that it is about (None: it does not exist)."""
+
+    raw: Object
+    drill: ResumeDrill
+    job: Object | None
+
+    @property
+    def status(self) -> DrillStatus:
+        return self.drill.status
+
+
+@dataclass
+class DrillSteps:
+    """Everything that a step of a drill needs, made once per process."""
+
+    kube: Kube
+    applier: Applier
+    events: EventPoster
+    defaults: OperatorDefaults
+    settings: PodSettings
+    writer: str
+    cluster: str = ""
+    now: Callable[[], float] = time.time
+
+    async def further(self, case: Case) -> float:
+        """Seconds until the next look. Raises KubeError, FenceTrouble, InvalidJobError: try again later."""
+        try:
+            if case.status.result is not None:
+                return await self._record(case)
+            if (late := overdue(case.drill, case.status, self.now())) is not None:
+                return await self._end(case, late)
+            made = self._job_of(case)
+            step = self._begin if case.status.checkpoint is None else self._watch
+            return await step(case, made)
+        except Ends as exc:
+            return await self._end(case, exc.end)
+        except FenceTrouble as exc:
+            await self.tell(case, exc.reason, str(exc))
+            raise
+        except Forbidden as exc:
+            await self.tell(case, Reason.RIGHT_MISSING, missing_right(exc) or exc.sentence)
+            raise
+
+    async def tell(self, case: Case, reason: str, message: str) -> None:
+        """What the drill waits for, in its status. Its time begins with the first word about its turn. A result that is
+        known already stays what it says."""
+        if case.status.result is not None:
+            return
+        phase, began = case.status.phase or DrillPhase.PENDING, case.status.started_at
+        if began is None and reason != DrillReason.WAITING_FOR_TURN:
+            began = datetime.fromtimestamp(self.now(), UTC)
+        status = told(case.drill, case.status, phase, reason, message)
+        await self._write(case, status.model_copy(update={"started_at": began}))
+
+    def _job_of(self, case: Case) -> Prepared:
+        """The drilled job, resolved."""
+        name = case.drill.spec.job_name
+        if case.job is None:
+            raise Ends(DrillReason.JOB_MISSING, f"there is no ResumableTrainingJob {name} in this namespace")
+        return self._prepared(case.job, f"job {name}")
+
+    def _prepared(self, raw: Object, what: str) -> Prepared:
+        try:
+            made = prepare(raw, self.defaults, self.settings)
+        except InvalidJobError as exc:
+            raise Ends(DrillReason.SPEC_INVALID, f"{what}: {exc}") from exc
+        if made.problems:
+            sentences = "; ".join(p.partition(": ")[2] for p in made.problems)
+            raise Ends(DrillReason.SPEC_INVALID, f"{what}: {sentences}")
+        return made
+
+    async def _begin(self, case: Case, made: Prepared) -> float:
+        """What is drilled, into the status; refused by name when no sandbox can be made for it."""
+        asked, job = case.drill.spec, case.job
+        assert job is not None
+        try:
+            point = await self.at_store(
+                self._order(case, made),
+                lambda stores, order: choose(stores, order, asked.checkpoint, compared=asked.deep),
+            )
+        except NothingToDrill as exc:
+            raise Ends(DrillReason.NOTHING_TO_DRILL, str(exc)) from exc
+        if asked.deep:
+            self._prepared(sandbox_job(case.drill, job, made.spec, point), "the drill's sandbox")
+        await self._write(case, begun(case.drill, point, self.now()))
+        return 0.0
+
+    async def _watch(self, case: Case, made: Prepared) -> float:
+        """Make the sandbox, or see what it has come to."""
+        where, kind = case.status.sandbox, _kind(case.drill)
+        assert where is not None, "what was begun has a sandbox"
+        raw = await self._find(case)
+        if raw is None and where.uid is None:
+            await self._create(kind, self._body(case, made))
+            return _poll(case.drill)
+        if raw is None:
+            raise Ends(DrillReason.SANDBOX_GONE, f"{where.name} was deleted before there was a result")
+        if not _belongs(raw, case.drill):
+            text = f"{kind.kind} {where.name} exists and is not this drill's: delete it, or rename the drill"
+            raise Ends(DrillReason.NAME_TAKEN, text)
+        if case.drill.spec.deep:
+            status = watched(case.drill, case.status, parse_job(raw))
+        else:
+            status = read(case.drill, case.status, raw["metadata"]["uid"], await self._reading(case, raw))
+        await self._write(case, status)
+        if status.result is not None:
+            return 0.0
+        return max(0.1, min(_poll(case.drill), seconds_left(case.drill, status, self.now())))
+
+    def _body(self, case: Case, made: Prepared) -> Object:
+        """The sandbox: a job that restores, or a Job that reads."""
+        drill, point, job = case.drill, case.status.checkpoint, case.job
+        assert point is not None
+        assert job is not None
+        if drill.spec.deep:
+            return sandbox_job(drill, job, made.spec, point)
+        where, spec = sandbox_metadata(drill), replace(made.spec, run_id=point.run_id)
+        seconds = drill.spec.deadline_seconds
+        return build_reader(where, spec, job["spec"]["template"], point.checkpoint_id, self.settings, seconds)
+
+    async def _reading(self, case: Case, job: Object) -> Reading:
+        point, meta = case.status.checkpoint, job["metadata"]
+        assert point is not None
+        selector = f"batch.kubernetes.io/controller-uid={meta['uid']}"
+        pods = await self.kube.list(PODS, meta["namespace"], labels=selector)
+        return reading(job, pods, point)
+
+    async def _create(self, kind: Kind, body: Object) -> None:
+        try:
+            await self.kube.create(kind, body["metadata"]["namespace"], body)
+        except AlreadyExists:
+            return  # made before this process, or meanwhile: the next look sees whose it is
+        except Invalid as exc:
+            raise Ends(DrillReason.SPEC_INVALID, exc.sentence) from exc
+
+    async def _record(self, case: Case) -> float:
+        """The result into the run's journal, the sandbox away, and the last status."""
+        status = ended(case.drill, await self._recorded(case), self.now())
+        await self._clear(case)
+        await self._write(case, status)
+        await self._announce(case, status)
+        return 0.0
+
+    async def _recorded(self, case: Case) -> DrillStatus:
+        """The status with what came of recording the result. Without a sandbox there is nothing to record."""
+        status, point, where = case.status, case.status.checkpoint, case.status.sandbox
+        if point is None or where is None or where.uid is None or case.job is None:
+            return status
+        order = self._order(case, prepare(case.job, self.defaults, self.settings, placing=False))
+        if case.drill.spec.deep:
+            record = record_restored if status.result is DrillPhase.PASSED else record_failed
+            found = await self.at_store(order, lambda stores, o: record(stores, o, point, where.run_id))
+            return recorded(case.drill, status, found)
+        job = await self._find(case)
+        result = (await self._reading(case, job)).result if job is not None else None
+        if result is None:
+            return status  # its pods are gone, and with them what they said
+        return recorded(
+            case.drill,
+            status,
+            await self.at_store(order, lambda stores, o: record_read(stores, o, point, result)),
+        )
+
+    async def _clear(self, case: Case) -> None:
+        """Delete the sandbox; its finalizer takes its objects and its hold away."""
+        raw = await self._find(case)
+        if raw is not None and _belongs(raw, case.drill):
+            meta = raw["metadata"]
+            await self.kube.delete(_kind(case.drill), meta["namespace"], meta["name"], uid=meta["uid"])
+
+    async def _announce(self, case: Case, status: DrillStatus) -> None:
+        """One event, on the drill and on the job."""
+        meta, point = case.drill.metadata, status.checkpoint
+        passed = status.result is DrillPhase.PASSED
+        what = f" of checkpoint {point.checkpoint_id}" if point is not None else ""
+        took = f"; recovery took {status.recovery_seconds:.1f} s" if status.recovery_seconds else ""
+        event = Event(
+            EventReason.DRILL_PASSED if passed else EventReason.DRILL_FAILED,
+            f"drill {meta.name}{what}: {status.reason}: {status.message}{took}"[:1000],
+            f"drill/{meta.uid}",
+            warning=not passed,
+        )
+        for about in (case.raw, *([case.job] if case.job is not None else [])):
+            await self.events.post(about, (event,))
+
+    async def _end(self, case: Case, end: Ending) -> float:
+        await self._write(case, ending(case.drill, case.status, end))
+        return 0.0
+
+    async def at_store(self, order: DrillOrder, act: Callable[[Stores, DrillOrder], T]) -> T:
+        """`act` in a thread, with the job's credentials. Raises KubeError, FenceTrouble, as `act`."""
+        return await self.applier.at_store(
+            order.spec, lambda stores, values: act(stores, replace(order, credentials=values))
+        )
+
+    def _order(self, case: Case, made: Prepared) -> DrillOrder:
+        meta = case.drill.metadata
+        owner = Owner(cluster=self.cluster, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+        return DrillOrder(made.spec, case.drill.spec.run_id or made.spec.run_id, owner, self.writer)
+
+    async def _find(self, case: Case) -> Object | None:
+        """The sandbox, or what has its name; None when there is none."""
+        where = case.status.sandbox
+        try:
+            return (
+                await self.kube.get(_kind(case.drill), case.drill.metadata.namespace, where.name)
+                if where
+                else None
+            )
+        except NotFound:
+            return None
+
+    async def _write(self, case: Case, status: DrillStatus) -> None:
+        if status.to_dict() == case.status.to_dict():
+            return
+        meta = case.raw["metadata"]
+        await self.kube.write_status(
+            DRILLS,
+            meta["namespace"],
+            meta["name"],
+            status.to_dict(),
+            uid=meta["uid"],
+            resource_version=meta["resourceVersion"],
+        )
+
+
+def _kind(drill: ResumeDrill) -> Kind:
+    return RTJ if drill.spec.deep else JOBS
+
+
+def _poll(drill: ResumeDrill) -> float:
+    return POLL_SECONDS if drill.spec.deep else READER_SECONDS
+
+
+def _belongs(raw: Object, drill: ResumeDrill) -> bool:
+    owners = raw["metadata"].get("ownerReferences") or []
+    return any(o.get("uid") == drill.metadata.uid and o.get("controller") for o in owners)

@@ -1,0 +1,101 @@
+"""The running half of drills: watch events become keys of jobs, a worker looks at them, a slow resync finds the rest.
+
+A key is a job's, not a drill's: its drills run one after the other, and its schedule counts them.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rtj_operator.api.names import LABEL_DRILL_OF
+from rtj_operator.drills.reconcile import DrillReconciler
+from rtj_operator.kube import DRILLS, Kube, KubeError, NotFound, Object
+from rtj_operator.queue import Key, KeyQueue
+from rtj_operator.reconcile import TryLater
+
+log = logging.getLogger(__name__)
+WORKERS = 2
+RESYNC_SECONDS = 60.0
+
+
+@dataclass
+class DrillLoop:
+    """Queue and workers of drills, on the event loop of the runtime."""
+
+    kube: Kube
+    reconciler: DrillReconciler
+    namespaces: Sequence[str] = ()
+    """Empty: the whole cluster."""
+    leading: Callable[[], bool] = lambda: True
+    queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
+    _seen: dict[Key, tuple[object, ...]] = field(default_factory=dict)
+    """Of jobs with a schedule: what a schedule looks at."""
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(WORKERS):
+                tasks.create_task(self._work(), name=f"drill-worker-{number}")
+            tasks.create_task(self._resync(), name="drill-resync")
+
+    def drill_changed(self, _: str, drill: Object) -> None:
+        """A watch event of a drill, from any thread."""
+        name = (drill.get("spec") or {}).get("jobName")
+        if name:
+            self._later(self.queue.add, (drill["metadata"]["namespace"], str(name)))
+
+    def job_changed(self, kind: str, job: Object) -> None:
+        """A watch event of a job, from any thread: only sandboxes, and jobs with a schedule, are news."""
+        meta = job["metadata"]
+        drilled = (meta.get("labels") or {}).get(LABEL_DRILL_OF)
+        if drilled:
+            self._later(self.queue.add, (meta["namespace"], drilled))
+        elif kind != "DELETED" and (job.get("spec") or {}).get("drill"):
+            newest = ((job.get("status") or {}).get("lastCommitted") or {}).get("sequence")
+            seen = (meta["uid"], meta.get("generation"), newest)
+            self._later(self._scheduled, (meta["namespace"], meta["name"]), seen)
+
+    def _later(self, act: Callable[..., None], *values: object) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(act, *values)
+
+    def _scheduled(self, key: Key, seen: tuple[object, ...]) -> None:
+        if self._seen.get(key) != seen:
+            self._seen[key] = seen
+            self.queue.add(key)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            if not self.leading():
+                self.queue.done(key, 1.0)
+                continue
+            try:
+                self.queue.done(key, await self.reconciler.reconcile(key))
+            except TryLater as exc:
+                log.warning("drills of %s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
+            except Exception:  # a bug must not stop the other jobs' drills
+                log.exception("drills of %s/%s: again in %.1f s", *key, self.queue.retry(key))
+
+    async def _resync(self) -> None:
+        """Drills that have not ended, once a minute, whatever the watches say."""
+        while True:
+            for namespace in self.namespaces or (None,):
+                try:
+                    await self._list(namespace)
+                except NotFound:
+                    log.debug("there is no definition of ResumeDrills")
+                except KubeError as exc:
+                    log.warning("resync of drills: %s", exc)
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))
+
+    async def _list(self, namespace: str | None) -> None:
+        async for page in self.kube.pages(DRILLS, namespace):
+            for drill in page:
+                if (drill.get("status") or {}).get("phase") not in ("Passed", "Failed"):
+                    self.queue.add((drill["metadata"]["namespace"], drill["spec"]["jobName"]))
