@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer_sidecar import __version__
-from trainer_sidecar.commands import checkpoints, export, gc, journal, plan, run, store
+from trainer_sidecar.commands import checkpoints, export, gc, import_weights, journal, plan, run, store
 from trainer_sidecar.commands.store_options import check_run_options
 from trainer_sidecar.kube_commands import (
     attempts,
@@ -45,6 +45,7 @@ examples:
   rtj checkpoints list --store file:///data/ckpt --run-id train
   rtj checkpoints verify --deep --store s3://bucket/team-a --namespace ml --run-id sft
   rtj export --format hf --config ./base-model --to ./sft --store s3://bucket/team-a --namespace ml --run-id sft
+  rtj import ./base-model --store s3://bucket/team-a --namespace ml --run-id base
   rtj gc --dry-run --store s3://bucket/team-a --namespace ml --run-id sft
   rtj store probe --store s3://bucket/team-a --endpoint https://s3.example.com
 
@@ -56,7 +57,7 @@ in a cluster (also as kubectl rtj):
   rtj checkpoints list --job sft
   rtj rollback sft 000000000400-0000000003-1f2e3d4c --reason "loss went up"
 """
-_COMMANDS = (run, plan, checkpoints, export, journal, gc, store)
+_COMMANDS = (run, plan, checkpoints, export, import_weights, journal, gc, store)
 _CLUSTER_COMMANDS = (status, attempts, why, logs, suspend, pin, rollback, report, completion)
 
 

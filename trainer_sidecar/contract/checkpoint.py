@@ -208,6 +208,28 @@ class ManifestShard(ShardHash):
     part: ObjectRef
 
 
+class ImportedFile(Document):
+    """A file that weights were taken from, as it was found."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Imported(Document):
+    """Where weights come from that no training of ours has saved. Such a checkpoint holds the model and nothing else.
+
+    An attempt that starts from it takes the weights and begins everything else anew. Its topology says only how the
+    bytes are cut into files, so that any mesh may start from it.
+    """
+
+    format: Literal["huggingface", "dcp"]
+    source: str
+    """The folder as it was named; display only."""
+    files: list[ImportedFile]
+    """In the order of the shards."""
+
+
 class ManifestFile(Document):
     """`manifest.json`: names every object of the checkpoint by size and digest; only the journal entry comes later."""
 
@@ -227,10 +249,17 @@ class ManifestFile(Document):
     index: ObjectRef
     shards: list[ManifestShard]
     frozen: list[FrozenObject] = Field(default_factory=list)
+    imported: Imported | None = None
+    """Set when it holds weights from elsewhere, and no state of a training."""
 
     @property
     def bytes(self) -> int:
         return sum(s.size for s in self.shards)
+
+    @property
+    def trained_on(self) -> Topology | None:
+        """What a resume must be compatible with; None where nothing was trained yet."""
+        return None if self.imported is not None else self.topology
 
 
 class WitnessStep(Document):

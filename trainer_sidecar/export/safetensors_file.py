@@ -19,7 +19,7 @@ from trainer_sidecar.store.fan_out import fan_out
 
 BLOCK_BYTES = 8 * 1024 * 1024
 _ALIGN = 64
-_DTYPES = {
+DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -36,6 +36,7 @@ _DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
+"""Torch's names and the format's."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def plan(tensors: Mapping[str, Stored], stem: str, limit: int) -> list[Shard]:
     Raises ValueError for a dtype that the format does not have.
     """
     for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             raise ValueError(
                 f"{name} has dtype {tensor.dtype}, which safetensors does not have: leave it out"
             )
@@ -124,7 +125,7 @@ def _header(shard: Shard, metadata: Mapping[str, str]) -> tuple[bytes, dict[str,
     for name, tensor in shard.tensors.items():
         end = at + tensor.bytes
         table[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, end],
         }

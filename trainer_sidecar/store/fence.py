@@ -138,7 +138,7 @@ class _Fencing:
                 self._bad.append(str(exc))
                 self._quarantine(pick, exc)
                 return None
-        saved = manifest.topology if manifest else None
+        saved = manifest.trained_on if manifest else None
         topology = request.plan_for(pick, saved)
         if self._source is not None and pick is not None:
             self._hold(self._source, pick)
@@ -247,7 +247,7 @@ class _Fencing:
             epoch=own.seq,
             restore=point,
             topology=own.topology,
-            saved_topology=manifest.topology if manifest else None,
+            saved_topology=manifest.trained_on if manifest else None,
             entry=own,
             manifest=manifest,
             quarantined=tuple(self._bad),

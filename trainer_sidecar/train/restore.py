@@ -88,7 +88,7 @@ class Resumed:
 
 @dataclass
 class Restorer:
-    """One restore of `point` into the live objects."""
+    """One restore of an opened checkpoint into the live objects."""
 
     env: Environment
     state: State
@@ -99,17 +99,16 @@ class Restorer:
     accumulation: Accumulation
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def restore(self, point: RestorePoint) -> Resumed:
+    def restore(self, opened: m.RestoreOpened) -> Resumed:
         """Raises ResumeRefused when the checkpoint does not fit or cannot be read, SidecarLost, Fenced."""
-        begin = time.monotonic()
+        begin = time.monotonic() - self.seconds.get("open", 0.0)
         try:
-            opened = self._timed("open", lambda: self._open(point))
             self._compare(opened)
             order = self._bucket_checks(opened)
             targets = self._materialise(opened)
             needed, fetched = self._load(opened)
         except SidecarRefused as error:
-            raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
+            raise _refused(error, opened.manifest.checkpoint_id) from error
         checks = [d.check() for d in self._changed] + self._digest_checks(opened)
         checks += [Check(name="settings of the script", passed=True, detail=kept) for kept in self._kept]
         checks += order + self._window_checks(opened)
@@ -133,13 +132,6 @@ class Restorer:
         result = action()
         self.seconds[phase] = round(time.monotonic() - begin, 6)
         return result
-
-    def _open(self, point: RestorePoint) -> m.RestoreOpened:
-        request = m.OpenRestore(checkpoint_id=point.checkpoint_id)
-        opened = self.env.client.ask(request, m.RestoreOpened, seconds=LONG_REPLY_SECONDS)
-        if opened.manifest.training_state.folders is not None:
-            raise ResumeRefused([holds_folders(point.checkpoint_id)])
-        return opened
 
     def _compare(self, opened: m.RestoreOpened) -> None:
         saved, now = opened.manifest.training_state, self._whole(self._per_rank_differences(opened))
@@ -363,6 +355,22 @@ class Restorer:
             seconds={phase: round(s, 4) for phase, s in self.seconds.items()},
             reprocessed_samples=self._taken.rerun,
         )
+
+
+def open_point(env: Environment, point: RestorePoint) -> m.RestoreOpened:
+    """What the sidecar knows of the checkpoint. Raises ResumeRefused when it cannot be read or is no state."""
+    request = m.OpenRestore(checkpoint_id=point.checkpoint_id)
+    try:
+        opened = env.client.ask(request, m.RestoreOpened, seconds=LONG_REPLY_SECONDS)
+    except SidecarRefused as error:
+        raise _refused(error, point.checkpoint_id) from error
+    if opened.manifest.training_state.folders is not None:
+        raise ResumeRefused([holds_folders(point.checkpoint_id)])
+    return opened
+
+
+def _refused(error: SidecarRefused, checkpoint_id: str) -> ResumeRefused:
+    return ResumeRefused([f"{error} (checkpoint {checkpoint_id})"])
 
 
 def _equal(name: str, expected: Any, found: Any) -> Check:

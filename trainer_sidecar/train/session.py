@@ -45,11 +45,12 @@ from trainer_sidecar.train.outcome import EndTold, OutcomeFile
 from trainer_sidecar.train.ownership import Planner
 from trainer_sidecar.train.policy import SavePolicy
 from trainer_sidecar.train.progress_reports import ProgressReports
-from trainer_sidecar.train.restore import Clockwork, Restorer
+from trainer_sidecar.train.restore import Clockwork
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
 from trainer_sidecar.train.stage import Stage, refuse_unproven
 from trainer_sidecar.train.stage_names import meet_stages
+from trainer_sidecar.train.weights_start import restored
 from trainer_sidecar.train.window import Window
 
 log = logging.getLogger("rtj.train")
@@ -78,10 +79,8 @@ class Session(EndTold):
             frozen = FrozenWeights(env)
             self._accumulation = Accumulation(env, state, cursor, loader_state=bool(clockwork.per_rank))
             if plan.restore is not None:
-                restorer = Restorer(
-                    env, state, clockwork, cursor, planner, self._agreement, self._accumulation
-                )
-                resumed = restorer.restore(plan.restore)
+                parts = env, state, clockwork, cursor, planner, self._agreement, self._accumulation
+                resumed = restored(plan.restore, *parts)
                 self._evidence.resumed(resumed)
                 self._left = resumed.left
                 kept = resumed.frozen

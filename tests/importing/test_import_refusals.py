@@ -1,0 +1,128 @@
+"""What is no whole model, or would run code, is refused by file or tensor; nothing is written then."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from trainer_sidecar import cli
+from trainer_sidecar.importing.read import read
+from trainer_sidecar.importing.source import UnfitSourceError
+
+INDEX = "model.safetensors.index.json"
+
+
+def file(path: Path, header: dict[str, Any], body: bytes) -> None:
+    """A safetensors file as somebody else might write it."""
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def entry(
+    dtype: str = "F32", shape: tuple[int, ...] = (2,), offsets: tuple[int, int] = (0, 8)
+) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def sharded(folder: Path) -> None:
+    """Two files of one tensor each, and their index."""
+    save_file({"a": np.zeros(3, np.float32)}, folder / "model-00001-of-00002.safetensors")
+    save_file({"b": np.ones(2, np.float16)}, folder / "model-00002-of-00002.safetensors")
+    where = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": where}))
+
+
+def changed_map(folder: Path, **changes: str) -> None:
+    sharded(folder)
+    known = json.loads((folder / INDEX).read_text())["weight_map"]
+    (folder / INDEX).write_text(json.dumps({"weight_map": {**known, **changes}}))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def attack(folder: Path) -> None:
+    class Runs:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(folder / "ran"),)
+
+    (folder / ".metadata").write_bytes(pickle.dumps(Runs()))
+
+
+def single(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "nothing": (lambda f: None, r"nothing to import: no model\.safetensors, .*it is empty"),
+    "pickle": (lambda f: (f / "pytorch_model.bin").touch(), r"pytorch_model\.bin is a pickle"),
+    "adapters": (lambda f: (f / "adapter_model.safetensors").touch(), "adapters of peft"),
+    "lost": (
+        lambda f: (sharded(f), (f / "model-00002-of-00002.safetensors").unlink()),
+        r"lacks 1 files .*, such as model-00002-of-00002",
+    ),
+    "cut": (
+        lambda f: (sharded(f), cut(f / "model-00001-of-00002.safetensors")),
+        r"a ends at byte \d+ of a file of \d+ bytes: it was not copied whole",
+    ),
+    "elsewhere": (
+        lambda f: changed_map(f, a="model-00002-of-00002.safetensors"),
+        "a should be in model-00002-of-00002.safetensors",
+    ),
+    "unknown": (
+        lambda f: changed_map(f, c="model-00001-of-00002.safetensors"),
+        "c should be in .* and is in none",
+    ),
+    "outside": (lambda f: changed_map(f, c="../secret"), r"names \.\./secret: files must lie beside it"),
+    "no index": (lambda f: (f / INDEX).write_text("[]"), "no index of safetensors files"),
+    "both": (lambda f: (sharded(f), file(single(f), {"a": entry()}, bytes(8))), "two models"),
+    "dtype": (
+        lambda f: file(single(f), {"a": entry("F4")}, bytes(8)),
+        r"a has dtype F4, which no checkpoint holds",
+    ),
+    "size": (
+        lambda f: file(single(f), {"a": entry(shape=(3,))}, bytes(8)),
+        r"a is F32\[3\], .* 12 bytes, and has 8",
+    ),
+    "longer": (lambda f: file(single(f), {"a": entry()}, bytes(9)), "its header says"),
+    "header": (lambda f: single(f).write_bytes(b"\xff" * 16), "no safetensors file: a header of"),
+    "malformed": (lambda f: file(single(f), {"a": {"dtype": "F32"}}, b""), "the entry of a is malformed"),
+    "empty": (lambda f: file(single(f), {}, b""), "holds no tensor"),
+    "code": (attack, r"names posix\.mkdir, .* it is not read"),
+    "no metadata": (lambda f: (f / ".metadata").write_bytes(b"x"), "cannot be read as an index"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_with_the_name_of_what_is_wrong(name: str, tmp_path: Path) -> None:
+    make, says = CASES[name]
+    make(tmp_path)
+    with pytest.raises(UnfitSourceError, match=says):
+        read(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_prefix_that_nothing_has_is_refused_with_names_that_are_there(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    assert read(tmp_path).below("").names == {"a", "b"}
+    with pytest.raises(UnfitSourceError, match=r"no tensor is named model\.…: there is a, b"):
+        read(tmp_path).below("model.")
+
+
+def test_nothing_is_written_before_the_files_are_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack(tmp_path)
+    where = ["--store", f"file://{tmp_path}/store", "--run-id", "base"]
+    assert cli.main(["import", str(tmp_path), *where]) == 2
+    assert "it is not read" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
