@@ -31,6 +31,7 @@ from rtj_operator.decide.actions import (
     SetFinalizer,
     WriteStatus,
 )
+from rtj_operator.decide.interval import seconds_between_saves
 from rtj_operator.decide.observed import Observed
 from rtj_operator.faults import (
     AFTER_ATTEMPT_ENTRY,
@@ -245,6 +246,7 @@ class Applier:
             keep=action.keep,
             bad=action.bad,
             grace_seconds=_grace(subject),
+            interval_seconds=seconds_between_saves(subject.job.spec, status),
         )
         started = time.monotonic()
         with _explained(credentials), self._turns.away() if self._turns else nullcontext():

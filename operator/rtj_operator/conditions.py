@@ -242,6 +242,7 @@ class EventReason(StrEnum):
     UNSUSPENDED = "Unsuspended"
     STORE_TROUBLE = "StoreTrouble"
     GRACE_TOO_SHORT = "GraceTooShort"
+    INTERVAL_ADVISED = "IntervalAdvised"
     STACKS_DUMPED = "StacksDumped"
     WAITING = "Waiting"
     ADOPTED = "Adopted"
@@ -278,6 +279,8 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.UNSUSPENDED: "The job goes on.",
     EventReason.STORE_TROUBLE: "The store refused or failed; what it said.",
     EventReason.GRACE_TOO_SHORT: "Pods have less grace than a save takes; the number to set.",
+    EventReason.INTERVAL_ADVISED: "How often ranks save from now on (Auto), or that the interval which wastes least is "
+    "more than a factor of 2 away (Fixed).",
     EventReason.STACKS_DUMPED: "No step for too long: the Python stacks of all ranks are in the trainers' logs.",
     EventReason.WAITING: "What the job waits for.",
     EventReason.ADOPTED: "A run of another object was taken over.",

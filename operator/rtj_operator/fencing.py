@@ -21,7 +21,7 @@ from rtj_operator.matrix import open_matrix
 from rtj_operator.mesh import Refusal, plan_size
 from trainer_sidecar.contract.journal import Cause, Owner, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.contract.plan import Endpoint, Order, Plan
+from trainer_sidecar.contract.plan import CheckpointPolicy, Endpoint, Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.base import (
@@ -101,6 +101,8 @@ class FenceOrder:
     """What the attempt before found wrong with its restore point."""
     grace_seconds: float | None = None
     """Of the placement's pods: what ranks may take from an order to their end."""
+    interval_seconds: float | None = None
+    """Between two saves; None: what the spec says."""
 
 
 @dataclass(frozen=True)
@@ -290,10 +292,17 @@ def make_plan(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> Plan:
         coordinator=Endpoint(address=first.ip, port=spec.status_port),
         restore=fenced.restore,
         lineage=lineage,
-        checkpoint=spec.checkpoint.model_copy(update={"grace_seconds": order.grace_seconds}),
+        checkpoint=_checkpoint_policy(order),
         verification=spec.verification,
         fingerprints=spec.fingerprints,
     )
+
+
+def _checkpoint_policy(order: FenceOrder) -> CheckpointPolicy:
+    update: dict[str, object] = {"grace_seconds": order.grace_seconds}
+    if order.interval_seconds is not None:
+        update["interval_seconds"] = order.interval_seconds
+    return order.spec.checkpoint.model_copy(update=update)
 
 
 def _of_attempt(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> dict[str, object]:

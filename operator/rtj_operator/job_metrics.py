@@ -39,6 +39,7 @@ class JobMetrics(Collector):
         """All families, also without a job."""
         yield from (_phases(self._jobs), *self._recovery(), *_counters(self._jobs), _seconds(self._jobs))
         yield from (_last_step(self._jobs), _verdicts(self._jobs), _degraded(self._jobs))
+        yield from (_intervals(self._jobs), _wasted(self._jobs), _drills(self._jobs))
 
     def _recovery(self) -> Iterator[Metric]:
         """Distance from training now to the newest committed and the newest verified restore point."""
@@ -138,6 +139,35 @@ def _verdicts(jobs: dict[Key, JobStatus]) -> Metric:
         "rtj_resume_verified",
         "1 when the steps after the last resume matched those seen before, 0 when they differ",
         lambda status: status.resume.verified if status.resume else None,
+    )
+
+
+def _intervals(jobs: dict[Key, JobStatus]) -> Metric:
+    text = "Seconds between two saves: what applies, and what is advised because it wastes least"
+    found = GaugeMetricFamily("rtj_checkpoint_interval_seconds", text, labels=[*_JOB, "interval"])
+    for key, status in jobs.items():
+        known = status.checkpoint_interval
+        for name, value in (("applies", known.seconds), ("advised", known.advised_seconds)) if known else ():
+            if value is not None:
+                found.add_metric([*key, name], value)
+    return found
+
+
+def _drills(jobs: dict[Key, JobStatus]) -> Metric:
+    return _gauge(
+        jobs,
+        "rtj_drill_interval_seconds",
+        "Seconds between two drills, as spec.drill asks for them",
+        lambda status: status.recovery_point.drill_seconds if status.recovery_point else None,
+    )
+
+
+def _wasted(jobs: dict[Key, JobStatus]) -> Metric:
+    return _gauge(
+        jobs,
+        "rtj_wasted_fraction",
+        "Share of the time that saves, steps run again and restarts are expected to take",
+        lambda status: status.checkpoint_interval.wasted_fraction if status.checkpoint_interval else None,
     )
 
 

@@ -18,6 +18,7 @@ from trainer_sidecar.audit.history import prove_fenced, prove_newest_picked
 from trainer_sidecar.audit.losses import loss_curve, prove_same_losses
 from trainer_sidecar.audit.samples import consumed_samples, prove_exactly_once
 from trainer_sidecar.contract.journal import Cause, Manifest, SaveReason
+from trainer_sidecar.contract.plan import PLAN_ANNOTATION, Plan
 from trainer_sidecar.contract.report import ResumeReport
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
@@ -89,6 +90,28 @@ def between_saves(job: Job) -> None:
         return 3 <= status.progress.step - status.last_committed.step < INTERVAL
 
     job.wait("step between two saves", START_SECONDS, between)
+
+
+def test_an_interval_of_policy_auto_reaches_ranks_that_train_and_so_does_the_way_back(
+    story: Story,
+) -> None:
+    job = story.job
+    policy: dict[str, object] = {"intervalPolicy": "Auto", "intervalSeconds": 1}
+    for wanted, changed in ((1.0, policy), (600.0, dict.fromkeys(policy))):
+        job.patch(checkpoint=changed)
+
+        def planned(job: Job, wanted: float = wanted) -> bool:
+            plan = Plan.model_validate_json(job.pods[0]["metadata"]["annotations"][PLAN_ANNOTATION])
+            return plan.checkpoint.interval_seconds == wanted
+
+        job.wait(f"plan with an interval of {wanted:g} s", 60, planned)
+        if changed is policy:
+            job.wait("commit at a step that the clock chose", 60, lambda job: job.committed % INTERVAL != 0)
+            found = job.status["checkpointInterval"]
+            assert (found["policy"], found["seconds"]) == ("Auto", 1)
+            assert found["advisedSeconds"] >= 10
+            assert 0 <= found["saveCostSeconds"] < 60
+    job.wait("commit at a step of the interval", 60, lambda job: job.committed % INTERVAL == 0)
 
 
 def test_a_killed_rank_is_relaunched_in_the_same_pods_and_the_resume_is_verified(

@@ -63,7 +63,15 @@ def job(
         "lastCommitted": commit(400, CHECKPOINT, 1100),
         "lastVerified": commit(300, VERIFIED, 2000),
         "progress": {"step": 450, "samples": 3600, "loss": "2.125", "time": at(-5)},
-        "recoveryPoint": {"committed": {"steps": 50, "samples": 400, "seconds": 95}, "summary": "50 steps/95s"},
+        "recoveryPoint": {
+            "committed": {"steps": 50, "samples": 400, "seconds": 95},
+            "verified": {"steps": 150, "samples": 1200, "seconds": 1995},
+            "summary": "50 steps/95s",
+        },
+        "checkpointInterval": {
+            "policy": "Fixed", "seconds": 600, "steps": 300, "advisedSeconds": 240, "saveCostSeconds": 1.5,
+            "mtbfSeconds": 19000, "restartSeconds": 3.9, "wastedFraction": 0.0184, "failures": 1, "nodeSeconds": 7800,
+        },
         "counters": {"attempts": 2, "failures": 1, "preemptions": 0, "resizes": 0},
         "attempts": copy.deepcopy(RECORDS),
     }  # fmt: skip

@@ -147,3 +147,15 @@ def test_ends_say_what_would_start_the_job_again() -> None:
 def test_a_clock_in_another_zone_changes_nothing() -> None:
     raw = told("Recovering", "BackingOff", retryAt=at(30))
     assert "in 30s" in why(raw, now=NOW.astimezone(UTC)).next[0]
+
+
+def test_how_often_it_saves_and_how_often_wastes_least_is_told_and_both_distances() -> None:
+    said = why(job())
+    assert "The ranks save every 100 steps or 600 s, whichever comes first." in said.next
+    assert any("every 4m wastes least" in sentence for sentence in said.next)
+    assert "If everything stopped now, 50 steps (400 samples, 1m35s) would be run again." in said.safe
+    assert "If only the proven one can be restored then, 150 steps (1200 samples, 33m15s)." in said.safe
+    auto = job()
+    auto["spec"]["checkpoint"]["intervalPolicy"] = "Auto"
+    auto["status"]["checkpointInterval"] |= {"policy": "Auto", "seconds": 240}
+    assert "The ranks save every 4m, which the operator has chosen (intervalPolicy Auto)." in why(auto).next

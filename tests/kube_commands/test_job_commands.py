@@ -45,7 +45,14 @@ def test_status_of_one_job_tells_what_is_safe_and_what_needs_a_look(desk: Desk) 
     assert "team/sft" in text
     assert re.search(rf"step 400, \d+m(\d+s)? ago: {CHECKPOINT}", text)
     assert "step 450, 3600 samples, loss 2.125" in text
-    assert "50 steps, 400 samples, 95 s of training" in text
+    assert (
+        "50 steps, 400 samples, 95 s of training; 150 steps, 1200 samples, 1995 s of training since the"
+        in text
+    )
+    assert re.search(
+        r"interval: +every 10m \(about 300 steps\), Fixed; every 4m wastes least: a save costs", text
+    )
+    assert "costs 1.5 s, work is lost every 5h16m, a restart takes 4s; 1.8% of the time is lost" in text
     assert "Degraded: 30 s is too short" in text
     assert "\x1b" not in text, "colours are for terminals"
     told = desk.json("status", "sft")

@@ -82,6 +82,28 @@ def test_each_fires_on_what_it_is_for_and_on_nothing_else(rules: Path) -> None:
     assert "SUCCESS" in said
 
 
+def test_a_job_with_drills_is_measured_by_the_newest_proven_checkpoint(helm: str, tmp_path: Path) -> None:
+    objects = template(helm, "monitoring.alerts.enabled=true", "monitoring.alerts.recoveryPointSeconds=600")
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(next(b for b in objects if b["kind"] == "PrometheusRule")["spec"]))
+    name = "RTJVerifiedPointTooOld"
+    rule = next(r for r in alerts(rules) if r["alert"] == name)
+    series = f'rtj_recovery_point_seconds{{{JOB},point="verified"}}'
+    labels = {"severity": "warning", "job_namespace": "ml", "job_name": "sft", "point": "verified"}
+    expected = [{"exp_labels": labels, "exp_annotations": _annotations(rule, labels)}]
+    late = _test(name, series, "3000+60x60", expected)
+    early = _test(name, series, "600+60x59", [])
+    for drilled in (late, early):
+        drilled["input_series"].append(
+            {"series": f"rtj_drill_interval_seconds{{{JOB}}}", "values": "1800x60"}
+        )
+    none = _test(name, series, "3000+60x60", [])
+    file = tmp_path / "tests.yaml"
+    tests = {"rule_files": [rules.name], "evaluation_interval": "1m", "tests": [late, early, none]}
+    file.write_text(yaml.safe_dump(tests))
+    assert "SUCCESS" in run("promtool", "test", "rules", str(file))
+
+
 def _group(rule: dict[str, Any], series: str, raised: str, quiet: str) -> list[dict[str, Any]]:
     labels = {"severity": rule["labels"]["severity"]}
     if "job_name" in series:

@@ -63,6 +63,18 @@ def test_without_a_commit_everything_since_the_first_attempt_is_at_risk() -> Non
     assert scraped("rtj_recovery_point_steps", point="committed") == 12
     assert scraped("rtj_recovery_point_samples", point="verified") == 96
     assert scraped("rtj_recovery_point_seconds", point="committed") == 300
+    point = young.status.recovery_point
+    assert point is not None
+    assert point.committed == point.verified == Distance(steps=12, samples=96, seconds=61)
+    assert point.summary == "12 steps/61s"
+
+
+def test_a_schedule_of_drills_is_shown_in_seconds() -> None:
+    by_clock = settled(running().specified(drill={"everySeconds": 1800}).later(61).stepping(12))
+    assert Scraped(by_clock)("rtj_drill_interval_seconds") == 1800
+    by_commits = settled(running().specified(drill={"everyCommits": 3}).committing(step=40, sequence=5))
+    assert Scraped(by_commits)("rtj_drill_interval_seconds") == 3 * 600
+    assert Scraped(settled(running().later(61).stepping(12)))("rtj_drill_interval_seconds") is None
 
 
 def test_a_job_at_rest_has_nothing_at_risk_and_a_deleted_one_no_series() -> None:

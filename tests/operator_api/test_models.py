@@ -36,6 +36,15 @@ def test_what_a_job_says_beats_the_chart(raw_job: Raw) -> None:
     assert (spec.run_id, spec.mesh.sizes, spec.mesh.alternatives) == ("run-7", (2, 4, 8), ((4, 2),))
 
 
+def test_with_policy_auto_the_steps_are_off_and_the_users_seconds_are_a_bound(raw_job: Raw) -> None:
+    raw = raw_job("full")
+    assert raw["spec"]["checkpoint"]["intervalPolicy"] == "Auto"
+    for bound, seconds in ((0, 3600), (90, 90)):
+        raw["spec"]["checkpoint"]["intervalSeconds"] = bound
+        policy = effective(parse_job(raw), OperatorDefaults()).checkpoint
+        assert (policy.interval_steps, policy.interval_seconds) == (0, seconds)
+
+
 def test_without_gpus_there_is_one_rank_per_node(raw_job: Raw) -> None:
     raw = raw_job("smallest")
     del raw["spec"]["template"]["spec"]["containers"][0]["resources"]

@@ -177,8 +177,10 @@ def test_a_missing_trainer_or_command_and_another_contract_are_named(raw_job: Ra
 
 
 def test_every_problem_has_a_documented_reason(raw_job: Raw) -> None:
-    found = problems(raw_job("full"))
-    assert found
+    raw = raw_job("full")
+    raw["spec"] |= {"nodse": 3, "contractVersion": 99, "batch": {"globalBatchSize": 7}}
+    found = problems(raw)
+    assert len({p.reason for p in found}) >= 3
     assert all(REASON_DOCS[p.reason] for p in found)
 
 

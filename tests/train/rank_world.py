@@ -197,13 +197,17 @@ class RankWorld:
         frozen.write_bytes(plan.to_bytes())
         if not publish:
             return plan
-        temporary = self.plan_file.with_suffix(".new")
-        temporary.write_bytes(plan.to_bytes())
-        temporary.replace(self.plan_file)
+        self.tell(plan)
         if self.sidecar is None:
             self.start_sidecar()
         eventually(lambda: self.status()["epoch"] == plan.epoch, "the sidecar sees the plan")
         return plan
+
+    def tell(self, plan: Plan) -> None:
+        """Write the plan for the sidecar to see; ranks keep their frozen copy."""
+        temporary = self.plan_file.with_suffix(".new")
+        temporary.write_bytes(plan.to_bytes())
+        temporary.replace(self.plan_file)
 
     def start(self, plan: Plan, script: str = "tiny.py", *, torchrun: bool = False, **env: str) -> Started:
         """Start the ranks of a plan, by torchrun or forked from one process."""

@@ -231,3 +231,33 @@ def test_saves_by_seconds_come_no_closer_than_their_interval(
     times = sorted(began)
     assert len(times) >= 4  # the first is the session's own beginning
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(times))
+
+
+def test_another_interval_in_the_plan_reaches_ranks_that_train_and_what_a_save_costs_is_told(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = CheckpointPolicy(interval_steps=0, interval_seconds=0.05)
+    plan = world.attempt(topology(1, 4), checkpoint=policy)
+    seldom = plan.model_copy(update={"checkpoint": policy.model_copy(update={"interval_seconds": 3600.0})})
+    began: list[float] = []
+    told = False
+    shown: dict[str, float] = {}
+
+    def enough(session: Session) -> bool:
+        nonlocal told, shown
+        if session._saves.committed_step is not None and not told:
+            world.tell(seldom)
+            told = True
+        if session._saves.interval_seconds == 3600:
+            began.append(session._policy._pace._began)
+            if session.step % 50 == 0:
+                shown = world.status()["progress"] or {}
+        return len(began) > 300 and shown.get("saveCostSeconds") is not None
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with parts.session(total_steps=200_000) as session:
+            parts.train(session, enough)
+    assert session.step < 200_000
+    assert len(set(began)) <= 2, "but for one save that was agreed on just before, none begins any more"
+    assert 0 <= shown["saveCostSeconds"] < 60

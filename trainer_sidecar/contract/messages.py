@@ -58,6 +58,8 @@ class SaveReply(Document):
     checkpoint_id: str = ""
     sequence: int | None = None
     detail: str = ""
+    interval_seconds: float | None = Field(default=None, ge=0)
+    """What the plan says now; the rank's frozen copy may be older. None: a sidecar that does not say."""
 
 
 class KeepFrozen(Document):
@@ -113,6 +115,7 @@ class ReportProgress(Document):
     loss: float | None = None
     grad_norm: float | None = None
     step_seconds: float | None = None
+    save_cost_seconds: float | None = None
     phase: Literal["", "Rendezvous", "Restored", "FirstStep"] = ""
 
 

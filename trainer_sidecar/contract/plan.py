@@ -1,7 +1,8 @@
 """The plan: what the operator tells a placement's pods, bound late (operator.md O1).
 
 It travels as one annotation on each pod and is read through a downwardAPI file. Launcher and sidecar watch that file;
-the launcher hands the ranks a frozen copy (`RTJ_PLAN`). Within one epoch only `order` and `dumpStacks` change.
+the launcher hands the ranks a frozen copy (`RTJ_PLAN`). Within one epoch only `order`, `dumpStacks` and
+`checkpoint.interval_seconds` change; the sidecar tells rank 0 of the latter with each outcome of a save.
 """
 
 from enum import StrEnum

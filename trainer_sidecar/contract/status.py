@@ -67,6 +67,8 @@ class ProgressStatus(Document):
     loss: float | None = None
     grad_norm: float | None = None
     step_seconds: float | None = None
+    save_cost_seconds: float | None = None
+    """Seconds of training that a save costs: for which the ranks stand, and by which steps are slower meanwhile."""
     time: float
 
 

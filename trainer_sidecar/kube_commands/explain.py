@@ -90,6 +90,10 @@ def _safe(case: Case) -> list[str]:
     if risk is not None and status.phase not in (Phase.COMPLETE, Phase.SUSPENDED):
         lost = f"{counted(risk.steps, 'step')} ({counted(risk.samples, 'sample')}, {span(risk.seconds)})"
         said.append(f"If everything stopped now, {lost} would be run again.")
+        far = status.recovery_point.verified if status.recovery_point else None
+        if proven is not None and far is not None and far.steps > risk.steps:
+            more = f"{counted(far.steps, 'step')} ({counted(far.samples, 'sample')}, {span(far.seconds)})"
+            said.append(f"If only the proven one can be restored then, {more}.")
     return said
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from rtj_operator.api import DeletionPolicy, JobStatus, Phase, ResumableTrainingJob
+from rtj_operator.api import DeletionPolicy, IntervalPolicy, JobStatus, Phase, ResumableTrainingJob
 from rtj_operator.conditions import Reason
+from rtj_operator.decide.interval import seconds_between_saves
 from rtj_operator.decide.sealed import COMMIT_WAIT_SECONDS
 from trainer_sidecar.kube_commands.next_acts import ORDERS
-from trainer_sidecar.kube_commands.words import clock, counted, since, span
+from trainer_sidecar.kube_commands.words import clock, counted, interval_words, since, span
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,27 @@ def _restoring(case: Case) -> list[str]:
 
 
 def _running(case: Case) -> list[str]:
-    policy, restart = case.job.spec.checkpoint, case.job.spec.restart
-    rules = [f"{policy.interval_steps} steps"] if policy.interval_steps else []
-    rules += [f"{policy.interval_seconds} s"] if policy.interval_seconds else []
+    restart = case.job.spec.restart
     return [
-        f"The ranks save every {' or '.join(rules)}, whichever comes first.",
+        *_saves(case),
         f"When a rank fails or no step comes for {span(restart.hang_timeout_seconds)}, a new attempt starts in the "
         f"same pods; when a pod or node is lost, in new ones. {_goes_on(case)}",
         *_grows(case),
     ]
+
+
+def _saves(case: Case) -> list[str]:
+    policy, found = case.job.spec.checkpoint, case.status.checkpoint_interval
+    if policy.interval_policy is IntervalPolicy.AUTO:
+        seconds = seconds_between_saves(case.job.spec, case.status)
+        said = f"The ranks save every {span(seconds)}, which the operator has chosen (intervalPolicy Auto)."
+    else:
+        rules = [f"{policy.interval_steps} steps"] if policy.interval_steps else []
+        rules += [f"{policy.interval_seconds} s"] if policy.interval_seconds else []
+        said = f"The ranks save every {' or '.join(rules)}, whichever comes first."
+    if found is None or found.advised_seconds is None:
+        return [said]
+    return [said, f"Of the interval: {interval_words(found)}."]
 
 
 def _saving(case: Case) -> list[str]:

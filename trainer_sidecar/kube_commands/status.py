@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_sidecar.commands.table import print_rows, text_of
 from trainer_sidecar.kube_commands.options import add_cluster_options, add_job, cluster_of, now, typed
-from trainer_sidecar.kube_commands.words import Paint, counted, since
+from trainer_sidecar.kube_commands.words import Paint, counted, interval_words, since
 
 if TYPE_CHECKING:
     from rtj_operator.api import Distance, ResumableTrainingJob
@@ -75,7 +75,8 @@ def print_facts(job: "ResumableTrainingJob") -> None:
         "training": _training(job, at),
         "committed": _commit(job, at, "last_committed"),
         "verified": _commit(job, at, "last_verified"),
-        "at risk": _distance(status.recovery_point.committed) if status.recovery_point else None,
+        "at risk": _at_risk(job),
+        "interval": interval_words(status.checkpoint_interval) if status.checkpoint_interval else None,
         "attempts": _attempts(job),
     }
     for name, value in facts.items():
@@ -98,9 +99,17 @@ def _commit(job: "ResumableTrainingJob", at: datetime, name: str) -> str:
     return f"step {commit.step}, {since(commit.time, at)} ago: {commit.checkpoint_id}" if commit else ""
 
 
-def _distance(distance: "Distance | None") -> str:
-    if distance is None:
+def _at_risk(job: "ResumableTrainingJob") -> str:
+    """To the newest committed checkpoint, and to the newest proven one."""
+    point = job.status.recovery_point
+    if point is None or point.committed is None:
         return ""
+    if job.status.last_verified is None or point.verified is None:
+        return f"{_distance(point.committed)}; no checkpoint is proven"
+    return f"{_distance(point.committed)}; {_distance(point.verified)} since the proven one"
+
+
+def _distance(distance: "Distance") -> str:
     steps, samples = counted(distance.steps, "step"), counted(distance.samples, "sample")
     return f"{steps}, {samples}, {distance.seconds} s of training"
 

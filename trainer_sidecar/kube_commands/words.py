@@ -2,7 +2,10 @@
 
 import os
 from datetime import datetime
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rtj_operator.api import CheckpointInterval
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
@@ -39,6 +42,23 @@ def clock(moment: datetime, now: datetime) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def interval_words(found: "CheckpointInterval") -> str:
+    """How often a job saves, how often wastes least, and why."""
+    said = f"every {span(found.seconds)}" if found.seconds is not None else "not known"
+    said += f" (about {counted(found.steps, 'step')})" if found.steps else ""
+    said += f", {found.policy.value}"
+    if found.advised_seconds is None:
+        return f"{said}; no save has been measured yet"
+    said += (
+        f"; every {span(found.advised_seconds)} wastes least: a save costs {found.save_cost_seconds:.3g} s"
+    )
+    said += f", work is lost every {span(found.mtbf_seconds or 0)}"
+    said += f", a restart takes {span(found.restart_seconds)}" if found.restart_seconds else ""
+    return said + (
+        f"; {found.wasted_fraction:.1%} of the time is lost" if found.wasted_fraction is not None else ""
+    )
 
 
 class Paint:

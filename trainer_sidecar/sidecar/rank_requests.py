@@ -88,7 +88,7 @@ class RankRequests:
             case m.GiveUp():
                 self._saves.give_up(message.save_id, message.rank, message.reason[:1024])
             case m.AskSave():
-                return self._saves.reply(message.save_id)
+                return self._saves.reply(message.save_id).model_copy(update=self._interval(hello.epoch))
             case m.KeepFrozen():
                 self._keep_frozen(message)
             case m.AskFrozen():
@@ -112,6 +112,11 @@ class RankRequests:
             case m.Hello():
                 raise RequestError("BadRequest", "Hello was said before")
         return m.Done()
+
+    def _interval(self, epoch: int) -> dict[str, float]:
+        """The interval of that epoch's plan as it is now, which may be another one than when the ranks began."""
+        plan = self._plans.plan
+        return {"interval_seconds": plan.checkpoint.interval_seconds} if plan and plan.epoch == epoch else {}
 
     def _sealed(self, message: m.Sealed) -> None:
         try:

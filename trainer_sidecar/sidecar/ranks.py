@@ -135,6 +135,7 @@ class Ranks:
                     loss=message.loss,
                     grad_norm=message.grad_norm,
                     step_seconds=message.step_seconds,
+                    save_cost_seconds=message.save_cost_seconds,
                     time=now,
                 )
 

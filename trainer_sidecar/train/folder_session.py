@@ -15,6 +15,7 @@ commit are decided as for a `Session`: the same staging, seal, upload, merge and
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class FolderSession(EndTold):
             parent = self.restore_point.checkpoint_id if self.restore_point else None
             planner, frozen = Planner(env.rank, env.world_size), FrozenWeights(env)
             self._saves = Saves(env, planner, self._agreement, parent, frozen, stager=self._stager)
-            self._reports = ProgressReports(env, self._cursor, self._evidence)
+            self._reports = ProgressReports(env, self._cursor, self._evidence, self._saves)
         except BaseException as error:
             environment.disclaim()
             self._outcome.failed(error, 0)
@@ -71,6 +72,8 @@ class FolderSession(EndTold):
         self._restored_into: Path | None = None
         self._restored = self.restore_point is None
         self._ordered = self._due = False
+        self._asked_at = 0.0
+        """When the newest `step_end` has answered: from then on the script is about to save, if that was due."""
         self._pace = Pace(env, self._saves)
         self._newest: int | None = None
         """Step of the newest save that this attempt has begun."""
@@ -180,6 +183,7 @@ class FolderSession(EndTold):
         self._ordered |= agreed.order
         self._due = self._is_due(agreed)
         self._tell_progress()
+        self._asked_at = time.monotonic()
         return self._due
 
     def _be_at(self, step: int, samples: int | None) -> None:
@@ -210,6 +214,7 @@ class FolderSession(EndTold):
         `shared`: all ranks of all pods have. `ignore` are patterns of paths that are not kept. Raises FolderRefused
         for a link or anything else that is no file, on all ranks alike; FolderUnusable, SaveFailed, Fenced.
         """
+        began = self._asked_at if self._due else time.monotonic()
         self._refuse_unrestored()
         at = Path(folder).absolute()
         self._refuse_folder(at.resolve())
@@ -232,6 +237,7 @@ class FolderSession(EndTold):
         if wait or self._ordered:
             self._wait()
             self._refuse_lost()
+        self._saves.cost.save_began(time.monotonic() - began)
         return save.checkpoint_id
 
     def _share(self, folder: Path, ignore: Sequence[str], *, shared: bool) -> tuple[Sharing, list[FoundFile]]:

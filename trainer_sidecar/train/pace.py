@@ -22,7 +22,7 @@ class Pace:
 
     def due_by_clock(self) -> bool:
         """Rank 0's view; it reaches the others through the agreement."""
-        seconds = self._env.plan.checkpoint.interval_seconds
+        seconds = self._saves.interval_seconds
         return self._env.rank == 0 and bool(seconds) and time.monotonic() - self._began >= seconds
 
     def give_in(self, newest: str) -> None:

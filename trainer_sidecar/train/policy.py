@@ -138,13 +138,14 @@ class SavePolicy:
             self._save_or_skip(agreed.requested)
 
     def _save_or_skip(self, requested: bool) -> None:
-        policy = self._env.plan.checkpoint
+        policy, began = self._env.plan.checkpoint, time.monotonic()
         if self._here == self._committed:
             return
         if self._saves.in_flight is not None and (policy.when_busy != WhenBusy.WAIT or not self._wait()):
             return
         self.requested = False
         self._begin(SaveReason.REQUEST if requested else SaveReason.INTERVAL)
+        self._saves.cost.save_began(time.monotonic() - began)
 
     def save_now(self, reason: SaveReason) -> None:
         """Finish the save in flight (datapath T9), save this step unless it is committed, wait. Raises SaveFailed."""

@@ -8,6 +8,7 @@ from trainer_sidecar.contract import messages as m
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.evidence import Evidence
+from trainer_sidecar.train.saves import Saves
 
 _SECONDS = 0.5
 
@@ -15,8 +16,8 @@ _SECONDS = 0.5
 class ProgressReports:
     """Of this rank; the clock of its steps runs from the start."""
 
-    def __init__(self, env: Environment, cursor: Cursor, evidence: Evidence) -> None:
-        self._env, self._cursor, self._evidence = env, cursor, evidence
+    def __init__(self, env: Environment, cursor: Cursor, evidence: Evidence, saves: Saves) -> None:
+        self._env, self._cursor, self._evidence, self._saves = env, cursor, evidence, saves
         self._step_seconds: float | None = None
         self._told = self._step_began = time.monotonic()
 
@@ -24,6 +25,7 @@ class ProgressReports:
         """Note how long the step took."""
         now = time.monotonic()
         self._step_seconds, self._step_began = now - self._step_began, now
+        self._saves.cost.step_ended(self._step_seconds, saving=self._saves.in_flight is not None)
 
     def now_and_then(self) -> None:
         """Tell, unless that was done a moment ago."""
@@ -40,5 +42,7 @@ class ProgressReports:
             "samples": self._cursor.samples,
         }
         numbers = {"loss": self._evidence.loss, "grad_norm": self._evidence.grad_norm}
-        seconds = {"step_seconds": self._step_seconds, "phase": phase}
-        self._env.client.tell(m.ReportProgress.model_validate({**place, **numbers, **seconds}))
+        seconds = {"step_seconds": self._step_seconds, "save_cost_seconds": self._saves.cost.seconds}
+        self._env.client.tell(
+            m.ReportProgress.model_validate({**place, **numbers, **seconds, "phase": phase})
+        )

@@ -29,6 +29,7 @@ from trainer_sidecar.train.errors import STORE_AWAY, Fenced, SidecarRefused, Sta
 from trainer_sidecar.train.frozen import FrozenWeights, Look, look, split
 from trainer_sidecar.train.gradients import is_gradient
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
+from trainer_sidecar.train.save_cost import SaveCost
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
 log = logging.getLogger("rtj.train")
@@ -127,6 +128,9 @@ class Saves:
         try:
             self._stager.reserve(plan)
         except StagingFailed as error:  # the save itself will fail with it, and tell the sidecar
+        self.interval_seconds = env.plan.checkpoint.interval_seconds
+        """Between the beginnings of two saves; rank 0 hears of another one with the outcome of a save."""
+        self.cost = SaveCost()
             log.warning("buffer is not allocated yet: %s", error)
 
     def begin(self, captured: Captured, content: Content) -> InFlight:
@@ -292,6 +296,8 @@ class Saves:
                 self._give_up(save.save_id, save.detail)  # the other pods' sidecars let go of their parts
                 save.code = Code.FAILED
                 return
+                if reply.interval_seconds is not None:
+                    self.interval_seconds = reply.interval_seconds
             time.sleep(POLL_SECONDS)
 
     @property

@@ -97,7 +97,7 @@ class Session(EndTold):
             self._due, self._handed = True, Handed()
             self._rates = self._current_rates()
             self._first_step_done = False
-            self._reports = ProgressReports(env, cursor, self._evidence)
+            self._reports = ProgressReports(env, cursor, self._evidence, self._saves)
             self._reports.tell("Restored")
         except BaseException as error:
             environment.disclaim()

@@ -5,6 +5,7 @@ so are not imported here.
 """
 
 from rtj_operator.api.checkpoint import Checkpoint, ResumeFrom, Retention, Staging, Store
+from rtj_operator.api.interval_status import CheckpointInterval
 from rtj_operator.api.job import (
     InvalidJobError,
     ObjectMeta,
@@ -63,6 +64,7 @@ __all__ = [
     "AttemptStatus",
     "BatchSpec",
     "Checkpoint",
+    "CheckpointInterval",
     "CommitStatus",
     "CompatibilityEntry",
     "CompatibilityStatus",

@@ -116,11 +116,13 @@ class Checkpoint(SpecModel):
     adopt: bool = False
     """True: take over a run of this name that another object owned, which is fenced. Acted on once."""
     interval_steps: int = Field(default=500, ge=0)
-    """Save every so many steps. 0: off."""
+    """Save every so many steps. 0: off. Not used with intervalPolicy Auto."""
     interval_seconds: int = Field(default=600, ge=0)
-    """Save when so many seconds have passed since the last save. 0: off."""
+    """Save when so many seconds have passed since the last save began. 0: off. With intervalPolicy Auto it is the
+    longest interval that may be chosen, and applies until a save has been measured; 0: an hour."""
     interval_policy: IntervalPolicy = IntervalPolicy.FIXED
-    """Fixed: the intervals above. Auto: the operator chooses from measured costs and failures."""
+    """Fixed: the intervals above. Auto: the operator chooses the interval that wastes least, from what saves cost and
+    how often work is lost, from 10 s (or what a save takes) to intervalSeconds; running ranks follow it."""
     when_busy: WhenBusy = WhenBusy.SKIP
     """What a due save does while another one is in flight: Skip it, or Wait for the other."""
     save_timeout_seconds: int = Field(default=1800, ge=1)

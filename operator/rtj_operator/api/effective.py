@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from rtj_operator.api.checkpoint import ResumeFrom
 from rtj_operator.api.job import ResumableTrainingJob
-from rtj_operator.api.policies import OnFingerprintChange
+from rtj_operator.api.policies import IntervalPolicy, OnFingerprintChange
 from rtj_operator.api.spec import CompatibilityEntry, JobSpec
 from rtj_operator.api.template import extended_resources, trainer, words
+from rtj_operator.interval import upper_bound
 from rtj_operator.mesh import MeshSpec
 from trainer_sidecar.contract.plan import (
     CheckpointPolicy,
@@ -146,9 +147,10 @@ def _fingerprints(spec: JobSpec) -> FingerprintPolicy:
 
 def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
     checkpoint = spec.checkpoint
+    chosen = checkpoint.interval_policy is IntervalPolicy.AUTO
     return CheckpointPolicy(
-        interval_steps=checkpoint.interval_steps,
-        interval_seconds=checkpoint.interval_seconds,
+        interval_steps=0 if chosen else checkpoint.interval_steps,
+        interval_seconds=upper_bound(checkpoint.interval_seconds) if chosen else checkpoint.interval_seconds,
         when_busy=checkpoint.when_busy,
         save_timeout_seconds=checkpoint.save_timeout_seconds,
         accumulation_save=checkpoint.accumulation_save,

@@ -7,6 +7,7 @@ entry. Whatever carries an older number is garbage. Losses are text, since JSON 
 from pydantic import Field
 
 from rtj_operator.api.base import ApiModel, MicroTime, Timestamp
+from rtj_operator.api.interval_status import CheckpointInterval
 from rtj_operator.api.policies import Phase
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
@@ -188,11 +189,13 @@ class RecoveryPoint(ApiModel):
     """Distance from training now to the newest restore points: the true recovery point objective."""
 
     committed: Distance | None = None
-    """To the newest committed one."""
+    """To the newest committed one; before the first, since the first attempt."""
     verified: Distance | None = None
-    """To the newest one that a resume or a drill has proven."""
+    """The same to the newest one that a resume, a drill or a deep check has proven."""
+    drill_seconds: int | None = None
+    """Between two drills, as spec.drill asks for them: an alert rests on the verified distance then."""
     summary: str | None = None
-    """Both in one word for the column, as in 120 steps/35s or 900 steps/12m."""
+    """Steps and seconds to the committed one in one word for the column, as in 120 steps/35s or 900 steps/12m."""
 
 
 class Counters(ApiModel):
@@ -346,6 +349,8 @@ class JobStatus(ApiModel):
     """Training now."""
     recovery_point: RecoveryPoint | None = None
     """What would be lost if everything stopped now."""
+    checkpoint_interval: CheckpointInterval | None = None
+    """How often the job saves, and how often wastes least."""
     resume: ResumeStatus | None = None
     """Result of the last resume."""
     counters: Counters = Counters()

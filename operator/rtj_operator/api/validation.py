@@ -10,7 +10,6 @@ from rtj_operator.api.base import dig, unknown_fields
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults, effective
 from rtj_operator.api.job import ResumableTrainingJob
 from rtj_operator.api.names import GROUP, RESERVED_PREFIX, SIDECAR_CONTAINER, TRAINER_CONTAINER
-from rtj_operator.api.policies import IntervalPolicy
 from rtj_operator.api.quantity import parse_quantity
 from rtj_operator.api.template import containers, extended_resources, trainer, words
 from rtj_operator.conditions import Reason

@@ -15,6 +15,7 @@ from rtj_operator.decide.altered import job_altered
 from rtj_operator.decide.attempt import attempt_ended, plan_adopted, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
 from rtj_operator.decide.ends import backing_off, fail
+from rtj_operator.decide.interval import published, with_interval
 from rtj_operator.decide.lifetime import next_moment, with_active_time
 from rtj_operator.decide.milestones import milestones
 from rtj_operator.decide.nudge import with_nudges
@@ -147,7 +148,9 @@ def _decision(before: View, view: View, step: Step) -> Decision:
     """Status first, then effects; garbage of older placements goes with any decision."""
     if view.spec.managed_by:
         return Decision((), before.status)
-    effects = (*step.effects, *_garbage(view, step))
+    step = replace(step, status=with_interval(before, step.status))
+    own = step.effects or published(view, step.status)
+    effects = (*own, *_garbage(view, step))
     status = with_failed_spec(view, with_active_time(view, _with_job_uid(view, step.status)))
     refusal = refused_so_far(before.status) if effects or finalizer_waits(view) else None
     if refusal is not None:

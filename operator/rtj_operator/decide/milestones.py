@@ -6,13 +6,20 @@ An event that is decided twice is posted once, by its key.
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.interval import advised
 from rtj_operator.decide.view import View
 from rtj_operator.text import many
 
 
 def milestones(view: View, before: JobStatus, after: JobStatus) -> tuple[Event, ...]:
     """All of them, in the order in which they come about."""
-    found = (_pods(after), _adopted(before, after), _commit(before, after), _resized(view, before, after))
+    found = (
+        _pods(after),
+        _adopted(before, after),
+        _commit(before, after),
+        advised(before, after),
+        _resized(view, before, after),
+    )
     return tuple(event for event in (*found, *_lost(before, after)) if event is not None)
 
 

@@ -315,23 +315,34 @@ def _not_finite(seen: SidecarStatus) -> tuple[str, str] | None:
     return Reason.LOSS_NOT_FINITE, text
 
 
-def _recovery(status: JobStatus, progress: ProgressStatus, view: View) -> RecoveryPoint | None:
-    committed = _distance(status.last_committed, progress, view)
-    if committed is None:
-        return None
-    verified = _distance(status.last_verified, progress, view)
-    summary = f"{committed.steps} steps/{lasting(committed.seconds)}"
-    return RecoveryPoint(committed=committed, verified=verified, summary=summary)
-
-
-def _distance(point: CommitStatus | None, progress: ProgressStatus, view: View) -> Distance | None:
-    if point is None:
-        return None
-    return Distance(
-        steps=max(0, progress.step - point.step),
-        samples=max(0, progress.samples - point.samples),
-        seconds=int(view.since(point.time)),
+def _recovery(status: JobStatus, progress: ProgressStatus, view: View) -> RecoveryPoint:
+    committed = _distance(status.last_committed, status, progress, view)
+    return RecoveryPoint(
+        committed=committed,
+        verified=_distance(status.last_verified, status, progress, view),
+        drill_seconds=_drill_seconds(view, status),
+        summary=f"{committed.steps} steps/{lasting(committed.seconds)}",
     )
+
+
+def _distance(
+    point: CommitStatus | None, status: JobStatus, progress: ProgressStatus, view: View
+) -> Distance:
+    """Without such a point everything since the first attempt would be lost."""
+    return Distance(
+        steps=max(0, progress.step - (point.step if point else 0)),
+        samples=max(0, progress.samples - (point.samples if point else 0)),
+        seconds=int(view.since(point.time if point else status.started_at)),
+    )
+
+
+def _drill_seconds(view: View, status: JobStatus) -> int | None:
+    """Between two drills, as the spec asks for them: in seconds, or in commits at their present interval."""
+    drill, interval = view.spec.drill, status.checkpoint_interval
+    if drill is None or drill.every_seconds is not None:
+        return drill.every_seconds if drill else None
+    seconds = interval.seconds if interval else None
+    return count(drill.every_commits * seconds) if drill.every_commits and seconds else None
 
 
 def _number(value: float | None) -> str | None:
