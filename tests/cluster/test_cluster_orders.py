@@ -111,7 +111,7 @@ def test_the_plugin_of_kubectl_tells_of_the_job(job: Job, world: World) -> None:
     assert "step" in plugin.run("status", "orders")
     assert [attempt["cause"] for attempt in plugin.json("attempts", "orders")] == [
         "First",
-        "PodLost",
+        "Evicted",
         "Resized",
     ]
     why = plugin.json("why", "orders")
@@ -163,7 +163,7 @@ def test_a_job_that_was_rolled_back_goes_on_from_there_and_loses_no_sample(job: 
     assert status["counters"]["failures"] == 0, "nothing of this was a failure of the job"
     assert status["counters"]["withoutProgress"] == 0
     history, ledgers, entries = job.history(), job.ledgers(), job.entries()
-    assert [a.cause for a in history.attempts] == [Cause.FIRST, Cause.POD_LOST, Cause.RESIZED, Cause.RESUMED]
+    assert [a.cause for a in history.attempts] == [Cause.FIRST, Cause.EVICTED, Cause.RESIZED, Cause.RESUMED]
     batches = [consumed_samples(history.stretch_of(step), step, ledgers) for step in range(1, STEPS + 1)]
     proofs = [
         prove_exactly_once(history, ledgers, dataset_size=SAMPLES),
