@@ -115,6 +115,9 @@ class Saves:
         """For which training stood: the copy, the look at frozen weights, the digests of replicas."""
         self.last_save_seconds = 0.0
         """From stage to commit of the newest commit; known to rank 0."""
+        self.interval_seconds = env.plan.checkpoint.interval_seconds
+        """Between the beginnings of two saves; rank 0 hears of another one with the outcome of a save."""
+        self.cost = SaveCost()
 
     def reserve(self, captured: Captured) -> None:
         """Allocate the buffer in the background, so that the first save is no slower than others."""
@@ -128,9 +131,6 @@ class Saves:
         try:
             self._stager.reserve(plan)
         except StagingFailed as error:  # the save itself will fail with it, and tell the sidecar
-        self.interval_seconds = env.plan.checkpoint.interval_seconds
-        """Between the beginnings of two saves; rank 0 hears of another one with the outcome of a save."""
-        self.cost = SaveCost()
             log.warning("buffer is not allocated yet: %s", error)
 
     def begin(self, captured: Captured, content: Content) -> InFlight:
@@ -288,6 +288,8 @@ class Saves:
                 if save.code is Code.FAILED and STORE_AWAY in save.detail:
                     save.code = Code.STORE_AWAY
                 self.last_save_seconds = time.monotonic() - save.began
+                if reply.interval_seconds is not None:
+                    self.interval_seconds = reply.interval_seconds
                 return
             if reply.outcome is not SaveOutcome.UNKNOWN:
                 known = time.monotonic()
@@ -296,8 +298,6 @@ class Saves:
                 self._give_up(save.save_id, save.detail)  # the other pods' sidecars let go of their parts
                 save.code = Code.FAILED
                 return
-                if reply.interval_seconds is not None:
-                    self.interval_seconds = reply.interval_seconds
             time.sleep(POLL_SECONDS)
 
     @property
