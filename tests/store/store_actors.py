@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from trainer_sidecar.store.base import ObjectInfo, Store, StoreError, UnavailableError, UnclearError
+from trainer_sidecar.store.base import Hashes, ObjectInfo, Store, StoreError, UnavailableError, UnclearError
 
 WRITES = ("create", "create_large", "put", "delete")
 FATES = ("go", "lose request", "lose reply", "late", "twice")
@@ -114,13 +114,17 @@ class _Gate:
     def create(self, key: str, data: bytes) -> None:
         self._actor.call("create", key, lambda: self._inner.create(key, data))
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+    def create_large(
+        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+    ) -> ObjectInfo:
         """Retried inside, as the contract says; each try is a call of its own."""
         kept = memoryview(bytes(data))
         for _ in range(20):
             try:
                 info: ObjectInfo = self._actor.call(
-                    "create_large", key, lambda: self._inner.create_large(key, kept, parallel=parallel)
+                    "create_large",
+                    key,
+                    lambda: self._inner.create_large(key, kept, parallel=parallel, hashes=hashes),
                 )
             except UnclearError:
                 continue

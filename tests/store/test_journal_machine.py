@@ -250,8 +250,8 @@ def drop_parts(patch: pytest.MonkeyPatch) -> None:
     """The commit does not wait for the shard to be there."""
     large = MemoryStore.create_large
 
-    def skip(self: MemoryStore, key: str, data: memoryview, *, parallel: int = 4) -> Any:
-        return None if key.endswith(".distcp") else large(self, key, data, parallel=parallel)
+    def skip(self: MemoryStore, key: str, data: memoryview, **more: Any) -> Any:
+        return None if key.endswith(".distcp") else large(self, key, data, **more)
 
     patch.setattr(MemoryStore, "create_large", skip)
 

@@ -290,7 +290,7 @@ def digest_sum(digests: Iterable[str]) -> str:
     return f"{sum(int(d or '0', 16) for d in digests) % (1 << 128):032x}"
 
 
-def leaf_hashes(data: memoryview | bytes, leaf_size: int = LEAF_SIZE) -> bytes:
+def leaf_hashes(data: memoryview | bytes | bytearray, leaf_size: int = LEAF_SIZE) -> bytes:
     """Concatenated SHA-256 digests (32 bytes each) of the leaves of `data`; empty for empty data."""
     view = memoryview(data)
     return b"".join(hashlib.sha256(view[i : i + leaf_size]).digest() for i in range(0, len(view), leaf_size))

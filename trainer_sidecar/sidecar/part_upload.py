@@ -1,8 +1,8 @@
 """From a sealed buffer to a part in the store: the work done for one local rank of one save.
 
-Seal -> control block UPLOADING -> hash pass -> generations compared (datapath T6) -> part file made once, by rename
-(protocol R7) -> fence looked at -> shard, leaf file and part created, in that order: a part proves that its shard
-is there.
+Seal -> control block UPLOADING -> fence looked at -> bytes hashed as they are sent -> generations compared (datapath
+T6) -> part file made once, by rename (protocol R7) -> shard completed -> leaf file and part created: a part proves that
+its shard is there. An upload that is not completed is no object.
 """
 
 import hashlib
@@ -11,15 +11,12 @@ from concurrent.futures import Executor
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.checkpoint import Part, Seal, ShardHash, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import ObjectRef
-from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys, checkpoint_id, shard_name
+from trainer_sidecar.contract.keys import RunKeys, checkpoint_id, shard_name
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.volume import BufferState
 from trainer_sidecar.sidecar import fault, workdir
 from trainer_sidecar.sidecar.buffers import RankStage
-from trainer_sidecar.store.base import Store, expected_sha256
-
-_SEGMENT = 256 * LEAF_SIZE
-"""Bytes that one thread hashes at a time: 64 MiB."""
+from trainer_sidecar.store.base import Store, composite_sha256, part_size_for
 
 
 class PartRefusedError(Exception):
@@ -41,37 +38,73 @@ def check_seal(seal: Seal, rank: int, plan: Plan) -> None:
             raise PartRefusedError(f"the seal of rank {rank} has {what} {found}, expected {wanted}")
 
 
-def make_part(stage: RankStage, seal: Seal, hashers: Executor) -> tuple[bytes, bytes]:
-    """(part file, leaf file) of a sealed buffer: those made before a crash, verbatim, or new ones.
+class PartMaker:
+    """The part of one sealed buffer: made once, while its bytes go to the store, before the shard comes to be (R7).
 
-    Raises PartRefusedError when the buffer no longer holds what was sealed.
+    The `Hashes` of that upload: a thread that sends an upload part makes its leaves, too, from the very bytes it sends.
     """
-    made = _made_before(stage, seal)
-    if made is not None:
-        return made
-    _own(stage, seal)
-    with stage.bytes(seal) as view:
-        ingest = hashers.submit(expected_sha256, view)
-        try:
-            leaves = _hash(view, hashers)
-        finally:
-            store_sha256 = ingest.result()  # also waits: the view must not go while it is read
-    fault.reach("after-hash")
-    check_generation(stage, seal)
-    part = Part(
-        seal=seal,
-        shard=ShardHash(
-            name=shard_name(seal.rank),
-            size=seal.size,
-            root=tree_root(seal.size, leaves),
-            leaves=ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest()),
-            store_sha256=store_sha256,
-        ),
-    ).to_bytes()
-    workdir.write_file(stage.leaf_file, leaves)
-    workdir.write_file(stage.part_file, part)  # last: its presence says that both are complete
-    fault.reach("after-part-made")
-    return part, leaves
+
+    def __init__(self, stage: RankStage, seal: Seal, hashers: Executor) -> None:
+        """Takes the buffer. Raises PartRefusedError when it no longer holds what was sealed."""
+        self.stage, self.seal, self._hashers = stage, seal, hashers
+        self._part_size = part_size_for(seal.size)
+        self._hashed: dict[int, tuple[bytes, bytes]] = {}
+        self._made = _made_before(stage, seal)
+        if self._made is None:
+            _own(stage, seal)
+
+    @property
+    def files(self) -> tuple[bytes, bytes]:
+        """(part file, leaf file): those made before a crash, verbatim, or new ones."""
+        assert self._made is not None, "the shard is uploaded first"
+        return self._made
+
+    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
+        known = self._hashed.get(number)
+        if known is None:  # hashlib releases the GIL: the threads that send do not wait for each other
+            known = self._hashed[number] = hashlib.sha256(body).digest(), leaf_hashes(body)
+        return known[0]
+
+    def complete(self) -> None:
+        """Write part and leaf file. Raises PartRefusedError when the buffer was taken back meanwhile."""
+        if self._made is None:
+            self._hash_the_rest()
+            fault.reach("after-hash")
+            check_generation(self.stage, self.seal)
+            self._made = self._make()
+            fault.reach("after-part-made")
+
+    def _hash_the_rest(self) -> None:
+        """What no upload has asked for: a store that keeps no checksums, an object that stands already."""
+        size, step = self.seal.size, self._part_size
+        missing = [n for n in range(1, max(1, -(-size // step)) + 1) if n not in self._hashed]
+        if not missing:
+            return
+        with self.stage.bytes(self.seal) as view:
+
+            def hash_one(number: int) -> None:
+                with view[(number - 1) * step : number * step] as piece:
+                    self.of_part(number, piece)
+
+            list(self._hashers.map(hash_one, missing))
+
+    def _make(self) -> tuple[bytes, bytes]:
+        seal, hashed = self.seal, [pair for _, pair in sorted(self._hashed.items())]
+        leaves = b"".join(of for _, of in hashed)
+        digests = [digest for digest, _ in hashed]
+        part = Part(
+            seal=seal,
+            shard=ShardHash(
+                name=shard_name(seal.rank),
+                size=seal.size,
+                root=tree_root(seal.size, leaves),
+                leaves=ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest()),
+                store_sha256=digests[0].hex() if len(digests) == 1 else composite_sha256(digests),
+            ),
+        ).to_bytes()
+        workdir.write_file(self.stage.leaf_file, leaves)
+        workdir.write_file(self.stage.part_file, part)  # last: its presence says that both are complete
+        return part, leaves
 
 
 def check_generation(stage: RankStage, seal: Seal) -> None:
@@ -84,12 +117,13 @@ def check_generation(stage: RankStage, seal: Seal) -> None:
         )
 
 
-def upload_shard(stage: RankStage, seal: Seal, store: Store, keys: RunKeys) -> None:
+def upload_shard(maker: PartMaker, store: Store, keys: RunKeys) -> None:
     """Create the shard object. Raises StoreError; PartRefusedError when the buffer changed during the upload."""
+    stage, seal = maker.stage, maker.seal
     check_generation(stage, seal)
     with stage.bytes(seal) as view:
-        store.create_large(keys.shard(seal.checkpoint_id, seal.rank), view)
-    # The store proves that it holds what was sent; the generation, that what was sent is what was hashed.
+        store.create_large(keys.shard(seal.checkpoint_id, seal.rank), view, hashes=maker)
+    # The store proves that it holds what was sent; the generation, that what was sent is what was sealed.
     check_generation(stage, seal)
 
 
@@ -118,13 +152,3 @@ def _own(stage: RankStage, seal: Seal) -> None:
             f"its seal says generation {seal.generation}"
         )
     stage.set_control(seal.buffer, generation, BufferState.UPLOADING)
-
-
-def _hash(view: memoryview, hashers: Executor) -> bytes:
-    # hashlib releases the GIL, so segments of one shard use all threads; slices do not copy.
-    pieces = [view[at : at + _SEGMENT] for at in range(0, len(view), _SEGMENT)]
-    try:
-        return b"".join(hashers.map(leaf_hashes, pieces))
-    finally:
-        for piece in pieces:
-            piece.release()

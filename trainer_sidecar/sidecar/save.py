@@ -17,7 +17,6 @@ class PartPhase(StrEnum):
     """How far a local rank's part has come."""
 
     SEALED = "Sealed"
-    HASHING = "Hashing"
     UPLOADING = "Uploading"
     UPLOADED = "Uploaded"
 

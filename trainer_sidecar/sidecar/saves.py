@@ -18,7 +18,7 @@ from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.buffers import RankStage
 from trainer_sidecar.sidecar.metrics import Metrics
 from trainer_sidecar.sidecar.notes import KEPT_GIVEN_UP, Notes, SaveNote
-from trainer_sidecar.sidecar.part_upload import PartRefusedError, check_seal, make_part, upload_shard
+from trainer_sidecar.sidecar.part_upload import PartMaker, PartRefusedError, check_seal, upload_shard
 from trainer_sidecar.sidecar.retry import StoppedError, keep_trying
 from trainer_sidecar.sidecar.run import Run
 from trainer_sidecar.sidecar.save import PartPhase, Save
@@ -155,14 +155,14 @@ class Saves:
     def _carry_part(self, save: Save, stage: RankStage, seal: Seal, plan: Plan) -> None:
         rank, keys, store = stage.rank, self._run.keys, self._run.store
         check_seal(seal, rank, plan)
-        self._phase(save, rank, PartPhase.HASHING)
-        part, leaves = make_part(stage, seal, self._hashers)
+        maker = PartMaker(stage, seal, self._hashers)
         self._phase(save, rank, PartPhase.UPLOADING)
         if not self._may_upload(save):
             return
         at = seal.checkpoint_id
         # Each step is resumable: what exists already is compared and not sent again (protocol R6).
-        self.try_step(save, f"shard of rank {rank}", lambda: upload_shard(stage, seal, store(), keys))
+        self.try_step(save, f"shard of rank {rank}", lambda: upload_shard(maker, store(), keys))
+        part, leaves = maker.files
         self.try_step(
             save, f"leaves of rank {rank}", lambda: self._run.create_same(keys.leaves(at, rank), leaves)
         )

@@ -120,6 +120,18 @@ class TruncatedError(StoreError):
     retryable = True
 
 
+class Hashes(Protocol):
+    """Who makes the SHA-256 of an upload's parts, and so sees every byte once, in the threads that send them."""
+
+    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
+        """Digest of upload part `number`, from 1, of `part_size_for` the whole size. Called from several threads."""
+        ...
+
+    def complete(self) -> None:
+        """Before the object comes to be; parts that were not asked for are hashed now. May refuse by raising."""
+        ...
+
+
 class Store(Protocol):
     """An object store below one URL."""
 
@@ -148,11 +160,14 @@ class Store(Protocol):
         """
         ...
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
+    def create_large(
+        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+    ) -> ObjectInfo:
         """Create-only upload of a shard: multipart with a SHA-256 per part where large, retried inside.
 
         On an occupied key the checksum is compared: equal bytes are success, others raise ChecksumRefusedError.
-        The view must not change meanwhile. Empty data is fine. Returns what HEAD would say.
+        The view must not change meanwhile. Empty data is fine. Returns what HEAD would say. `hashes` are asked for
+        the digests and told before the object comes to be; what they raise breaks the upload off.
         """
         ...
 
@@ -183,5 +198,11 @@ def expected_sha256(data: memoryview | bytes, part_size: int | None = None) -> s
     part_size = part_size or part_size_for(len(view))
     if len(view) <= part_size:
         return hashlib.sha256(view).hexdigest()
-    digests = [hashlib.sha256(view[i : i + part_size]).digest() for i in range(0, len(view), part_size)]
+    return composite_sha256(
+        [hashlib.sha256(view[i : i + part_size]).digest() for i in range(0, len(view), part_size)]
+    )
+
+
+def composite_sha256(digests: Sequence[bytes]) -> str:
+    """`<hex>-<parts>` of an upload of several parts, from their digests (protocol G)."""
     return f"{hashlib.sha256(b''.join(digests)).hexdigest()}-{len(digests)}"

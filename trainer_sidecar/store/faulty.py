@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trainer_sidecar.store.base import ObjectInfo, Store, StoreError, UnavailableError, UnclearError
+from trainer_sidecar.store.base import Hashes, ObjectInfo, Store, StoreError, UnavailableError, UnclearError
 
 T = TypeVar("T")
 _WRITES = frozenset({"create", "create_large", "put", "delete"})
@@ -76,8 +76,14 @@ class FaultyStore:
     def create(self, key: str, data: bytes) -> None:
         self._call("create", key, lambda: self.inner.create(key, data))
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
-        return self._call("create_large", key, lambda: self.inner.create_large(key, data, parallel=parallel))
+    def create_large(
+        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+    ) -> ObjectInfo:
+        return self._call(
+            "create_large",
+            key,
+            lambda: self.inner.create_large(key, data, parallel=parallel, hashes=hashes),
+        )
 
     def put(self, key: str, data: bytes) -> None:
         self._call("put", key, lambda: self.inner.put(key, data))

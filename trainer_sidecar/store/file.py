@@ -19,6 +19,7 @@ from trainer_sidecar.store.base import (
     AlreadyExistsError,
     BucketMissingError,
     ChecksumRefusedError,
+    Hashes,
     NoSpaceError,
     NotFoundError,
     ObjectInfo,
@@ -102,7 +103,16 @@ class FileStore:
     def create(self, key: str, data: bytes) -> None:
         self._guard(key, lambda: self._publish(key, memoryview(data), os.link))
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
+    def create_large(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        parallel: int = 4,  # noqa: ARG002
+        hashes: Hashes | None = None,
+    ) -> ObjectInfo:
+        if hashes is not None:
+            hashes.complete()
         try:
             self._guard(key, lambda: self._publish(key, data, os.link))
         except AlreadyExistsError as exc:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trainer_sidecar.store.base import (
     AlreadyExistsError,
     ChecksumRefusedError,
+    Hashes,
     NotFoundError,
     ObjectInfo,
     TruncatedError,
@@ -71,8 +72,17 @@ class MemoryStore:
     def create(self, key: str, data: bytes) -> None:
         self._create(key, bytes(data), expected_sha256(data, max(1, len(data))))
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:  # noqa: ARG002
+    def create_large(
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        parallel: int = 4,  # noqa: ARG002
+        hashes: Hashes | None = None,
+    ) -> ObjectInfo:
         checksum = expected_sha256(data)
+        if hashes is not None:
+            hashes.complete()
         try:
             self._create(key, bytes(data), checksum)
         except AlreadyExistsError as exc:

@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from trainer_sidecar.store.base import (
+    Hashes,
     NotFoundError,
     ObjectInfo,
     TruncatedError,
@@ -25,7 +26,7 @@ from trainer_sidecar.store.base import (
 )
 from trainer_sidecar.store.s3_checksums import base64_sha256, checksum_to_hex
 from trainer_sidecar.store.s3_errors import translate
-from trainer_sidecar.store.s3_upload import upload
+from trainer_sidecar.store.s3_upload import PlainHashes, upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -132,8 +133,10 @@ class S3Store:
             write=True,
         )
 
-    def create_large(self, key: str, data: memoryview, *, parallel: int = 4) -> ObjectInfo:
-        return upload(self, key, data, parallel)
+    def create_large(
+        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+    ) -> ObjectInfo:
+        return upload(self, key, data, parallel, hashes or PlainHashes())
 
     def put(self, key: str, data: bytes) -> None:
         self.guard(

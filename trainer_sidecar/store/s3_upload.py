@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from trainer_sidecar.store.base import (
     AlreadyExistsError,
     ChecksumRefusedError,
+    Hashes,
     NotFoundError,
     ObjectInfo,
     StoreError,
     UnclearError,
+    composite_sha256,
     expected_sha256,
     part_size_for,
 )
-from trainer_sidecar.store.s3_checksums import base64_sha256, checksum_to_hex
+from trainer_sidecar.store.s3_checksums import checksum_to_hex
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -47,7 +49,17 @@ class Bucket(Protocol):
     def get_range(self, key: str, offset: int, length: int) -> bytes: ...
 
 
-def upload(store: Bucket, key: str, data: memoryview, parallel: int) -> ObjectInfo:
+class PlainHashes:
+    """Of bytes about which nobody wants to know more."""
+
+    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:  # noqa: ARG002
+        return hashlib.sha256(body).digest()
+
+    def complete(self) -> None:
+        """Nothing to refuse."""
+
+
+def upload(store: Bucket, key: str, data: memoryview, parallel: int, hashes: Hashes) -> ObjectInfo:
     """`Store.create_large`. At most `parallel` parts are held in memory besides `data`."""
     view = data.cast("B") if data.nbytes else data
     large = len(view) > part_size_for(len(view))
@@ -56,10 +68,13 @@ def upload(store: Bucket, key: str, data: memoryview, parallel: int) -> ObjectIn
             store, key, view
         )  # a restarted sidecar resends; an upload that stands is not repeated
         if found is not None:
+            hashes.complete()
             return found
     for attempt in range(_TRIES):
         try:
-            sent = _multipart(store, key, view, parallel) if large else _single(store, key, view)
+            sent = (
+                _multipart(store, key, view, parallel, hashes) if large else _single(store, key, view, hashes)
+            )
         except (AlreadyExistsError, UnclearError) as exc:
             found = _settled(store, key, view)
             if found is not None:
@@ -88,10 +103,11 @@ def _unclear(store: Bucket, key: str, exc: StoreError) -> StoreError:
     )
 
 
-def _single(store: Bucket, key: str, view: memoryview) -> str:
+def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes) -> str:
     """Hex SHA-256 of what was sent."""
     body = bytes(view)
-    checksum = base64_sha256(body)
+    digest = hashes.of_part(1, body)
+    hashes.complete()
     store.guard(
         key,
         lambda: store.client.put_object(
@@ -99,26 +115,26 @@ def _single(store: Bucket, key: str, view: memoryview) -> str:
             Key=store.full(key),
             Body=body,
             IfNoneMatch="*",
-            ChecksumSHA256=checksum,
+            ChecksumSHA256=base64.b64encode(digest).decode(),
         ),
         write=True,
     )
-    return base64.b64decode(checksum).hex()
+    return digest.hex()
 
 
-def _multipart(store: Bucket, key: str, view: memoryview, parallel: int) -> str:
+def _multipart(store: Bucket, key: str, view: memoryview, parallel: int, hashes: Hashes) -> str:
     """Composite SHA-256 of what was sent."""
     where: Any = {"Bucket": store.bucket, "Key": store.full(key)}
     with _open_upload(store, key, where) as upload_id:
         size = part_size_for(len(view))
-        stop = threading.Event()
+        stop, bodies = threading.Event(), _Bodies()
 
         def send(number: int) -> tuple[dict[str, Any], bytes]:
             if stop.is_set():
                 raise UnclearError(f"{store.url}: {key}: upload given up after another part failed", key=key)
-            return _send_part(
-                store, key, {**where, "UploadId": upload_id}, number, view[(number - 1) * size :][:size]
-            )
+            body = bodies.fill(view[(number - 1) * size :][:size])
+            digest = hashes.of_part(number, body)
+            return _send_part(store, key, {**where, "UploadId": upload_id}, number, body, digest)
 
         numbers = range(1, -(-len(view) // size) + 1)
         with ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="rtj-upload") as pool:
@@ -129,6 +145,7 @@ def _multipart(store: Bucket, key: str, view: memoryview, parallel: int) -> str:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+        hashes.complete()
         return _complete(store, key, {**where, "UploadId": upload_id}, sent)
 
 
@@ -154,23 +171,38 @@ def _open_upload(store: Bucket, key: str, where: Any) -> Iterator[str]:
         raise
 
 
+class _Bodies(threading.local):
+    """One buffer per thread, for part after part: fresh memory costs several times the copy. As a bytearray it is sent
+    in one piece, where boto3 makes a file of `bytes` and sends that by 16 KiB."""
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+
+    def fill(self, view: memoryview) -> bytearray:
+        """The bytes of `view`, until the next call in this thread."""
+        if len(self._body) != len(view):
+            self._body = bytearray(len(view))
+        self._body[:] = view
+        return self._body
+
+
 def _send_part(
-    store: Bucket, key: str, where: Any, number: int, view: memoryview
+    store: Bucket, key: str, where: Any, number: int, body: bytearray, digest: bytes
 ) -> tuple[dict[str, Any], bytes]:
     """(entry for the completion, SHA-256 of the part)."""
-    body = bytes(view)
-    digest = hashlib.sha256(body).digest()
     checksum = base64.b64encode(digest).decode()
     answer = store.guard(
         key,
-        lambda: store.client.upload_part(**where, PartNumber=number, Body=body, ChecksumSHA256=checksum),
+        lambda: store.client.upload_part(
+            **where, PartNumber=number, Body=cast("Any", body), ChecksumSHA256=checksum
+        ),
         write=True,
     )
     return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumSHA256": checksum}, digest
 
 
 def _complete(store: Bucket, key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> str:
-    expected = f"{hashlib.sha256(b''.join(d for _, d in sent)).hexdigest()}-{len(sent)}"
+    expected = composite_sha256([digest for _, digest in sent])
     answer = store.guard(
         key,
         lambda: store.once.complete_multipart_upload(
