@@ -80,6 +80,7 @@ def test_a_whole_save_becomes_an_index_that_does_not_depend_on_the_order_of_part
     a, b = halves()
     merged = merge([(a, REF), (b, REF)])
     assert merge([(b, REF), (a, REF)]) == merged
+    assert merged.index.to_bytes() == merged.index_bytes
     assert merged.index.tensors.names == ["b", "w"]
     assert merged.index.files == ["rank-00000.distcp", "rank-00001.distcp"]
     assert merged.index.slices.tensor == [1, 0, 1]

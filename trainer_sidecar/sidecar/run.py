@@ -128,7 +128,7 @@ class Run:
         with self._appending:
             journal = self._writing()
             _usable(lambda: check_epoch(journal.refresh(), plan.epoch, self.keys.prefix))
-            index = store_document(store, self.keys.index(at), merged.index.to_bytes())
+            index = store_document(store, self.keys.index(at), merged.index_bytes)
             # Same bytes on every try (protocol R6): parts are immutable, the parent of an epoch's next commit stands.
             standing = journal.history.manifests.get(at)
             parent = standing.parent if standing else journal.history.parent_for(plan.epoch)

@@ -24,6 +24,7 @@ from trainer_sidecar.contract.checkpoint import (
 )
 from trainer_sidecar.contract.journal import ObjectRef
 from trainer_sidecar.contract.whole import whole_training_state
+from trainer_sidecar.store.index_text import NO_SLICES, SliceText, index_bytes
 from trainer_sidecar.store.overlap import Cover, RankBox
 
 ITEM_SIZE = {
@@ -48,12 +49,18 @@ class MergeError(Exception):
 class Merged:
     """A whole save: its index and what its manifest will say. `first` is rank 0's seal with all training state."""
 
-    index: Index
+    index_bytes: bytes
+    """`index.json`."""
     shards: tuple[ManifestShard, ...]
     state_digest: str
     first: Seal
     frozen: tuple[FrozenObject, ...] = ()
     gradient_digest: str = ""
+
+    @property
+    def index(self) -> Index:
+        """Parsed anew at each call."""
+        return Index.model_validate_json(self.index_bytes)
 
     def manifest(self, index: ObjectRef, parent: str | None) -> ManifestFile:
         """`manifest.json`, given the stored index and the parent that the journal says."""
@@ -95,10 +102,11 @@ class Merger:
         self._shapes: list[tuple[int, ...]] = []
         self._seen_at: list[int] = []
         self._covers: list[Cover] = []
-        self._local: dict[int, list[int]] = {}
+        self._text: dict[int, tuple[list[int], SliceText]] = {}
+        """Slices of a rank's shard: the tensor of each, and the rest of the columns."""
         self._replicas: dict[str, tuple[str, int]] = {}
         self._frozen: dict[str, FrozenFile] = {}
-        self._frozen_of: dict[int, list[tuple[FrozenFile, list[int]]]] = {}
+        self._frozen_of: dict[int, list[tuple[str, list[int], SliceText]]] = {}
 
     def add(self, part: Part, ref: ObjectRef) -> None:
         """One rank's part. The same part twice is fine. Raises MergeError when it does not belong to the others."""
@@ -113,11 +121,12 @@ class Merger:
         _check_columns(seal)
         ids = self._declare_all(seal.tensors, seal.rank)
         self._take_slices(seal.slices, ids, seal.rank, part.shard.size)
-        self._local[seal.rank] = [ids[t] for t in seal.slices.tensor]
+        self._text[seal.rank] = [ids[t] for t in seal.slices.tensor], SliceText.of(seal.slices)
         for file in seal.frozen:
             self._take_frozen(file, seal.rank)
         self._take_replicas(seal)
-        self._parts[seal.rank] = (part, ref)
+        slim = seal.model_copy(update={"slices": NO_SLICES})  # a thousand ranks have a million
+        self._parts[seal.rank] = (part.model_copy(update={"seal": slim}), ref)
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -134,7 +143,7 @@ class Merger:
         ranks = sorted(self._parts)
         seals = [self._parts[r][0].seal for r in ranks]
         return Merged(
-            index=self._index(ranks),
+            index_bytes=self._index(ranks),
             shards=tuple(_shard(*self._parts[r]) for r in ranks),
             state_digest=digest_sum(s.state_digest for s in seals),
             gradient_digest=digest_sum(s.gradient_digest for s in seals) if first.gradient_digest else "",
@@ -198,7 +207,8 @@ class Merger:
         _check_lengths(file.tensors, file.slices, f"{file.name} in the part of rank {rank}")
         ids = self._declare_all(file.tensors, rank)
         self._take_slices(file.slices, ids, rank, file.size)
-        self._frozen_of.setdefault(rank, []).append((file, [ids[t] for t in file.slices.tensor]))
+        columns = [ids[t] for t in file.slices.tensor], SliceText.of(file.slices)
+        self._frozen_of.setdefault(rank, []).append((file.sha256, *columns))
         known = self._frozen.setdefault(file.sha256, file)
         if (known.size, known.root, known.leaves) != (file.size, file.root, file.leaves):
             raise MergeError(f"{file.name} has two sizes or leaf files, the second from rank {rank}")
@@ -284,29 +294,16 @@ class Merger:
     def _name(self, tensor: int) -> str:
         return self._names[tensor]
 
-    def _index(self, ranks: Sequence[int]) -> Index:
+    def _index(self, ranks: Sequence[int]) -> bytes:
         """Tensors by name, so that the index of a save does not depend on the order in which parts came."""
         order = sorted(self._ids)
         place = [0] * len(order)
         for new, name in enumerate(order):
             place[self._ids[name]] = new
-        out = Slices(tensor=[], file=[], offset=[], length=[], start=[], size=[])
-        for file, rank in enumerate(ranks):
-            columns = self._parts[rank][0].seal.slices
-            out.tensor.extend(place[t] for t in self._local[rank])
-            out.file.extend([file] * len(columns.tensor))
-            out.offset.extend(columns.offset)
-            out.length.extend(columns.length)
-            out.start.extend(columns.start)
-            out.size.extend(columns.size)
         frozen = {sha256: len(ranks) + i for i, sha256 in enumerate(sorted(self._frozen))}
-        for kept, tensors_of in [pair for rank in ranks for pair in self._frozen_of.get(rank, [])]:
-            out.tensor.extend(place[t] for t in tensors_of)
-            out.file.extend([frozen[kept.sha256]] * len(tensors_of))
-            out.offset.extend(kept.slices.offset)
-            out.length.extend(kept.slices.length)
-            out.start.extend(kept.slices.start)
-            out.size.extend(kept.slices.size)
+        pieces = [(file, *self._text[rank]) for file, rank in enumerate(ranks)]
+        for rank in ranks:
+            pieces += [(frozen[sha256], of, text) for sha256, of, text in self._frozen_of.get(rank, [])]
         ids = [self._ids[name] for name in order]
         tensors = Tensors(
             names=order,
@@ -316,7 +313,9 @@ class Merger:
         files = [self._parts[r][0].shard.name for r in ranks] + [
             self._frozen[sha256].name for sha256 in frozen
         ]
-        return Index(files=files, tensors=tensors, slices=out)
+        return index_bytes(
+            files, tensors, ((file, [place[t] for t in of], text) for file, of, text in pieces)
+        )
 
 
 def _check_same_save(first: Seal, other: Seal) -> None:
