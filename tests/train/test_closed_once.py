@@ -53,6 +53,39 @@ def test_a_second_call_for_one_batch_is_refused(
         train()
 
 
+def test_a_window_is_handed_out_as_a_whole_and_each_of_its_batches_is_closed(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for windows in (False, True):
+        parts = Parts()
+        plan = world.attempt(topology(1, 8, micro=2))
+        with rank_of(world, plan, monkeypatch), parts.session(total_steps=3) as session:
+            if not windows:
+                losses.append(parts.train(session))
+                continue
+            found: dict[int, float] = {}
+            for window in session.windows(session.loader()):
+                assert len(window) == session.accumulation == 4
+                for x, y in window:
+                    loss = nn.functional.mse_loss(parts.model(x), y) / session.accumulation
+                    loss.backward()
+                    session.micro_end(loss)
+                parts.optimizer.step()
+                parts.optimizer.zero_grad()
+                session.step_end()
+                found[session.step] = loss.item()
+            losses.append(found)
+    assert losses[0] == losses[1]
+    with rank_of(world, world.attempt(topology(1, 8, micro=2)), monkeypatch):
+        session = Parts().session(total_steps=3)
+        handed = session.windows()
+        next(handed)
+        session.micro_end()
+        with pytest.raises(TrainingLibraryError, match="asked for after micro step 2 of 4 in step 1"):
+            next(handed)
+
+
 def test_a_second_session_in_one_process_is_refused(
     world: RankWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

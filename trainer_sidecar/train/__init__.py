@@ -17,6 +17,7 @@ from trainer_sidecar.train.folder_session import FolderSession
 from trainer_sidecar.train.mixture import Mixture
 from trainer_sidecar.train.order import SampleOrder
 from trainer_sidecar.train.packing import Packed
+from trainer_sidecar.train.rank_0 import OfRank0
 from trainer_sidecar.train.session import Session
 from trainer_sidecar.train.stage import Stage
 from trainer_sidecar.train.stateful import StatefulLoader
@@ -30,6 +31,7 @@ __all__ = [
     "FolderSession",
     "FolderUnusable",
     "Mixture",
+    "OfRank0",
     "Packed",
     "ResumeRefused",
     "SampleOrder",

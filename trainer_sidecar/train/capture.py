@@ -26,6 +26,7 @@ from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.module_state import module_states
 from trainer_sidecar.train.ownership import Entry
 from trainer_sidecar.train.places import Places
+from trainer_sidecar.train.rank_0 import OfRank0
 from trainer_sidecar.train.stage import Stage
 
 _AFTERWARDS = (
@@ -57,6 +58,8 @@ class Captured:
     gradient_buckets: list[list[str]] = field(default_factory=list)
     moments: list[Any] = field(default_factory=list)
     """As in a seal: slots by parameter name of state that this rank alone has (ZeRO-1); empty without."""
+    of_rank_0: set[str] = field(default_factory=set)
+    """Names of `extra` objects that need not be equal on all ranks."""
 
     def only(self, pieces: list[Piece]) -> Captured:
         """The same documents with some of the pieces."""
@@ -131,6 +134,8 @@ class State:
             found.moments = [self._slots(i, o) for i, o in enumerate(self.optimizers)]
         for key, obj in self.extra.items():
             found.extra[key] = self._extra(key, obj.state_dict(), found.pieces)
+            if isinstance(obj, OfRank0):
+                found.of_rank_0.add(key)
         return found
 
     def _foreign(self, i: int, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
@@ -301,7 +306,8 @@ class State:
 
     def _extra(self, key: str, state: Any, pieces: list[Piece]) -> Any:
         """Tagged JSON of an extra object's `state`, its tensors among `pieces`."""
-        return flatten(state, below("extra", key), lambda path, t: pieces.append(self.piece(path, t)))
+        first = isinstance(self.extra[key], OfRank0)
+        return flatten(state, below("extra", key), lambda path, t: pieces.append(self.piece(path, t, first)))
 
 
 def _came_late(what: str, parameter: torch.Tensor) -> str:

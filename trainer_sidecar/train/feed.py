@@ -72,14 +72,15 @@ class Feed:
         collate = self.collate or torch.utils.data.default_collate
         return collate(found)
 
-    def take(self, cursor: Cursor, window: Window, fetched: Iterator[Any] | None) -> Any:
-        """The next micro batch, from `fetched` (a loader that reads ahead) or read now; its ids go to the window."""
+    def take(self, cursor: Cursor, window: Window, micro: int, fetched: Iterator[Any] | None) -> Any:
+        """The next micro batch, of step `micro` of the window, from `fetched` (a loader that reads ahead) or read now;
+        its ids go to the window."""
         if isinstance(self.data, StatefulLoader):
             batch, ids = self.data.take()
             window.ids += ids
             return batch
-        window.ids += cursor.micro_ids(window.micro).tolist()
-        items = cursor.micro_items_at(cursor.samples, window.micro)
+        window.ids += cursor.micro_ids(micro).tolist()
+        items = cursor.micro_items_at(cursor.samples, micro)
         if fetched is None:
             return self.fetch(items)
         batch = next(fetched, _END)

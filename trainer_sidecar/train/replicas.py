@@ -58,6 +58,7 @@ def documents(captured: Captured, stage: str) -> dict[str, str]:
     return {
         _told(key, stage): hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
         for key, document in captured.extra.items()
+        if key not in captured.of_rank_0
     }
 
 

@@ -234,18 +234,31 @@ class Session(EndTold):
 
         `loader`: a DataLoader made by `loader()` or over `batch_sampler()`; without one, batches are read here.
         """
+        for batch, *_ in self._taken(loader, lambda: 1):
+            yield batch
+
+    def windows(self, loader: Any = None) -> Iterator[list[Any]]:
+        """All micro batches that are left of the open window at once, for a loss that is divided by what the whole
+        window holds (tokens). Each of them is closed by `micro_end`. Raises as `batches`."""
+        return self._taken(loader, lambda: self.accumulation - self.micro)
+
+    def _taken(self, loader: Any, count: Callable[[], int]) -> Iterator[list[Any]]:
+        """The next `count` micro batches, again and again."""
         fetched = self._feed.opened(loader)
         while not self.should_stop:
-            step, micro = self.step, self._window.micro
+            step, end = self.step, self.micro + count()
             self._check_left(fed=True)
             self._accumulation.note_start()
-            batch = self._feed.take(self._cursor, self._window, fetched)
+            taken = [
+                self._feed.take(self._cursor, self._window, micro, fetched)
+                for micro in range(self.micro, end)
+            ]
             self._launch_due()
-            self._handed.given()
-            yield batch
-            if (self.step, self._window.micro) == (step, micro):
+            self._handed.given(len(taken))
+            yield taken
+            if self.step == step and self.micro < end:
                 raise TrainingLibraryError(
-                    f"a batch was asked for after micro step {micro + 1} of {self.accumulation} in step {step + 1}"
+                    f"a batch was asked for after micro step {self.micro + 1} of {self.accumulation} in step {step + 1}"
                     " without micro_end() or step_end(): call one of them after every backward()"
                 )
 

@@ -1,0 +1,86 @@
+"""What no resume would survive: writes what is said to each, by name, to `<TINY_OUT>/refusals-e<epoch>-r0.json`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from transformers import TrainingArguments
+
+from trainer_sidecar.contract.plan import AccumulationSave
+from trainer_sidecar.contract.topology import Mesh
+from trainer_sidecar.integrations.accelerate import prepared
+from trainer_sidecar.integrations.trainer_settings import refuse
+from trainer_sidecar.integrations.transformers import ResumableTrainer
+from trainer_sidecar.train import environment
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_language import Rows, model
+
+OUT = Path(os.environ["TINY_OUT"])
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_steps": 10, "eval_steps": 10}
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(Rows(8))
+
+
+def arguments(**options):
+    return TrainingArguments(output_dir=str(OUT / "refused"), use_cpu=True, report_to=[], **options)
+
+
+def trainer(data=None, **options):
+    return ResumableTrainer(model=model(), args=arguments(**options), train_dataset=data or Rows(8))
+
+
+def of_plan(**changes):
+    plan = environment.join("cpu").plan
+    checkpoint = plan.checkpoint.model_copy(update=changes)
+    refuse(arguments(), plan.model_copy(update={"checkpoint": checkpoint}))
+
+
+def of_mesh(**axes):
+    plan = environment.join("cpu").plan
+    topology = plan.topology.model_copy(update={"mesh": Mesh(dp=1, **axes)})
+    refuse(arguments(), plan.model_copy(update={"topology": topology}))
+
+
+def scheduled():
+    accelerator, made = Accelerator(cpu=True), model()
+    optimizer = torch.optim.SGD(made.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    made, optimizer, scheduler = accelerator.prepare(made, optimizer, scheduler)
+    prepared(accelerator, made, optimizer, scheduler)
+
+
+CASES = {
+    "best": lambda: trainer(**BEST),
+    "jit": lambda: trainer(enable_jit_checkpoint=True),
+    "batch": lambda: trainer(auto_find_batch_size=True),
+    "order": lambda: trainer(train_sampling_strategy="group_by_length"),
+    "hooks": lambda: refuse(arguments(optim="adalomo"), environment.join("cpu").plan),
+    "window": lambda: of_plan(accumulation_save=AccumulationSave.RAW),
+    "mesh": lambda: of_mesh(tp=2),
+    "arguments": lambda: ResumableTrainer(model=model(), train_dataset=Rows(8)),
+    "path": lambda: trainer().train(resume_from_checkpoint="out/checkpoint-10"),
+    "trial": lambda: trainer().train(trial=object()),
+    "forwards": lambda: trainer(Endless(), max_steps=4).train(),
+    "twice": lambda: prepared(Accelerator(cpu=True, gradient_accumulation_steps=2), model(), []),
+    "scheduled": scheduled,
+}
+
+
+def main():
+    said = {}
+    for name, case in CASES.items():
+        try:
+            case()
+        except ValueError as error:
+            said[name] = str(error)
+    (OUT / f"refusals-e{environment.join().plan.epoch}-r0.json").write_text(json.dumps(said))
+
+
+main()

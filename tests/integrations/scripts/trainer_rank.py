@@ -1,0 +1,87 @@
+"""A script of Trainer's, full or LoRA (`TRAINER_LORA`). `TRAINER_KILL`: rank 1 dies by SIGKILL once it took that step.
+
+Every rank writes `<TINY_OUT>/trainer-e<epoch>-r<rank>.json`: what Trainer remembers and told, the resume.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+
+from trainer_sidecar.integrations.transformers import ResumableTrainer
+from trainer_sidecar.train import environment
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_language import Rows, collate, model
+
+
+class Watch(TrainerCallback):
+    def __init__(self):
+        self.events = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.process_index == 1 and state.global_step == int(os.environ.get("TRAINER_KILL", "0")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        self.events.append(["epoch", state.global_step])
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.events.append(["evaluated", state.global_step])
+
+    def on_train_end(self, args, state, control, **kwargs):
+        env = environment.join()
+        self.saved_before = (env.outcome_dir / f"rank-{env.rank:05d}.json").exists()
+
+
+def main():
+    made = model()
+    if os.environ.get("TRAINER_LORA"):
+        from peft import LoraConfig, get_peft_model
+
+        made = get_peft_model(made, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2))
+    out = Path(os.environ["TINY_OUT"])
+    args = TrainingArguments(
+        output_dir=str(out / "trainer"),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        num_train_epochs=3,
+        per_device_train_batch_size=64,  # the plan's counts
+        learning_rate=0.01,
+        warmup_steps=2,
+        weight_decay=0.1,
+        logging_steps=1,
+        eval_strategy="epoch",
+        save_strategy="steps",
+        metric_for_best_model="loss",
+        seed=3,
+    )
+    watch = Watch()
+    trainer = ResumableTrainer(
+        model=made,
+        args=args,
+        train_dataset=Rows(20),
+        eval_dataset=Rows(8, lengths=1),  # Trainer averages means of batches
+        data_collator=collate,
+        callbacks=[watch, EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=100.0)],
+    )
+    trainer.train(resume_from_checkpoint=True)
+    env, state, resume = environment.join(), trainer.state, trainer.session.resume
+    told = {
+        "history": state.log_history,
+        "step": state.global_step,
+        "epoch": state.epoch,
+        "flos": state.total_flos,
+        "events": watch.events,
+        "saved_before": watch.saved_before,
+        "resume": json.loads(resume.to_json()) if resume else None,
+        "folders": sorted(p.name for p in (out / "trainer").glob("checkpoint-*")),
+    }
+    (out / f"trainer-e{env.plan.epoch}-r{env.rank}.json").write_text(json.dumps(told))
+
+
+main()

@@ -1,0 +1,195 @@
+"""Trainer and Accelerate, killed and resumed: same samples, same losses, on other ranks as well; and the samples of
+their page. One parent for all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from framework_runs import ALONE, PAIR, Lab
+from rank_world import ROOT
+
+from rtj_operator.api import parse_job
+from rtj_operator.api.effective import OperatorDefaults, effective
+from rtj_operator.mesh import MeshPlan
+from rtj_operator.mesh import plan as plan_mesh
+from trainer_sidecar.contract.outcome import OutcomeKind
+from trainer_sidecar.contract.plan import Plan
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 7
+"""Three passes over 20 samples in batches of 8; an epoch ends in steps 3 and 5."""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("trainer"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def control(lab: Lab) -> tuple[Plan, list[dict[str, Any]]]:
+    plan = lab.attempt(PAIR)
+    return plan, lab.finished(plan, "trainer_rank.py")
+
+
+def history(rank: dict[str, Any], key: str) -> dict[int, float]:
+    """What Trainer logged under a name, by step."""
+    return {entry["step"]: entry[key] for entry in rank["history"] if key in entry}
+
+
+def patience(lab: Lab, plan: Plan) -> int:
+    """Evaluations without progress, as the attempt's last commit has it."""
+    kept = json.dumps(lab.manifest(lab.commits(plan)[-1]).training_state.extra["trainer"])
+    return int(kept.partition('"early_stopping_patience_counter", ')[2][0])
+
+
+def test_trainer_in_the_sessions_order_saves_logs_and_evaluates_as_it_always_does(
+    lab: Lab, control: tuple[Plan, list[dict[str, Any]]]
+) -> None:
+    plan, ranks = control
+    assert [c.step for c in lab.commits(plan)] == [2, 4, 6, STEPS]
+    assert lab.outcome(plan) is OutcomeKind.FINISHED
+    first = ranks[0]
+    assert (first["step"], first["epoch"], first["folders"]) == (STEPS, STEPS * 8 / 20, [])
+    assert first["saved_before"] is True
+    assert first["events"] == [[what, s] for s in (3, 5, 7) for what in ("epoch", "evaluated")]
+    assert list(history(first, "loss")) == list(range(1, STEPS + 1))
+    assert history(first, "learning_rate")[1] < history(first, "learning_rate")[2]
+    in_order = [i for step in sorted(lab.samples(plan)) for i in lab.samples(plan)[step]]
+    assert sorted(in_order[:40]) == sorted([*range(20)] * 2)
+    told = lab.manifest(lab.commits(plan)[-1]).fingerprints
+    assert told["training.learning_rate"] == "0.01"
+    assert told["model.hidden_size"] == "32"
+    assert "training.per_device_train_batch_size" not in told
+
+
+def test_a_killed_trainer_goes_on_with_the_next_sample_on_another_world_size_and_is_verified(
+    lab: Lab, control: tuple[Plan, list[dict[str, Any]]]
+) -> None:
+    plan, ranks = control
+    killed = lab.attempt(PAIR)
+    assert -9 in lab.run(killed, "trainer_rank.py", TRAINER_KILL="5")
+    newest = lab.commits(killed)[-1]
+    assert newest.step in (2, 4)
+    resumed = lab.attempt(ALONE, lab.point(newest))
+    (found,) = lab.finished(resumed, "trainer_rank.py")
+    report = found["resume"]
+    assert report["verified"] is True, report
+    assert report["resharded"] is True
+    assert all(check["passed"] for check in report["checks"])
+    assert lab.samples(resumed) == {s: i for s, i in lab.samples(plan).items() if s > newest.step}
+    for key, close in (
+        ("loss", 1e-5),
+        ("grad_norm", 1e-4),
+        ("learning_rate", 0),
+        ("eval_loss", 1e-4),
+        ("epoch", 0),
+    ):
+        assert history(found, key) == pytest.approx(history(ranks[0], key), rel=close), key
+    assert found["flos"] == pytest.approx(ranks[0]["flos"], rel=0.2)  # padding counts
+    assert patience(lab, resumed) == patience(lab, plan) == 2
+    assert [e for e in ranks[0]["events"] if e[1] > newest.step] == found["events"]
+
+
+def test_on_the_same_ranks_it_goes_on_bit_for_bit_also_after_an_order_in_the_step_of_an_evaluation(
+    lab: Lab, control: tuple[Plan, list[dict[str, Any]]]
+) -> None:
+    plan, ranks = control
+    second, _, _, last = lab.commits(plan)
+    ordered = lab.attempt(PAIR, lab.point(second))
+    path = lab.world.volume.order(ordered.epoch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("SaveAndExit")
+    lab.finished(ordered, "trainer_rank.py")
+    assert lab.outcome(ordered) is OutcomeKind.SAVED_AND_STOPPED
+    (stopped,) = lab.commits(ordered)
+    assert stopped.step == 3
+    again = lab.attempt(PAIR, lab.point(stopped))
+    found = lab.finished(again, "trainer_rank.py")
+    for key in ("loss", "eval_loss"):
+        assert history(found[0], key) == history(ranks[0], key)
+    assert found[0]["flos"] == ranks[0]["flos"]
+    assert lab.manifest(lab.commits(again)[-1]).state_digest == lab.manifest(last).state_digest
+
+
+def test_lora_with_dropout_goes_on_bit_for_bit(lab: Lab) -> None:
+    plan = lab.attempt(PAIR)
+    ranks = lab.finished(plan, "trainer_rank.py", TRAINER_LORA="1")
+    second = lab.commits(plan)[0]
+    again = lab.attempt(PAIR, lab.point(second))
+    found = lab.finished(again, "trainer_rank.py", TRAINER_LORA="1")
+    assert history(found[0], "loss") == history(ranks[0], "loss")
+    manifests = [lab.manifest(lab.commits(p)[-1]) for p in (plan, again)]
+    assert manifests[0].state_digest == manifests[1].state_digest
+    assert all("lora_" in name for name in manifests[0].training_state.trainable)
+    assert manifests[0].fingerprints["training.peft.default.lora_alpha"] == "8"
+
+
+def test_a_loop_with_accelerate_goes_on_on_another_world_size(lab: Lab) -> None:
+    plan = lab.attempt(PAIR)
+    control = lab.finished(plan, "accelerate_rank.py")[0]["steps"]
+    second = lab.commits(plan)[0]
+    resumed = lab.attempt(ALONE, lab.point(second))
+    (found,) = lab.finished(resumed, "accelerate_rank.py")
+    assert found["resume"]["verified"] is True
+    assert lab.samples(resumed) == {s: i for s, i in lab.samples(plan).items() if s > second.step}
+    after = {step: pair for step, pair in control.items() if int(step) > second.step}
+    assert found["steps"].keys() == after.keys()
+    for step, pair in found["steps"].items():
+        assert pair == pytest.approx(after[step], rel=1e-4)
+
+
+def samples(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+
+
+def test_every_sample_of_the_page_trains_to_its_end(lab: Lab, tmp_path: Path) -> None:
+    shared, *scripts = samples("transformers.md", "python")
+    (tmp_path / "my_training.py").write_text(shared)
+    here = f"import os, sys\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, os.getcwd())\n"
+    found = []
+    for number, text in enumerate(scripts):
+        path = tmp_path / f"train{number}.py"
+        path.write_text(here + text)
+        attempt = lab.attempt(ALONE)
+        assert lab.run(attempt, str(path)) == [0], lab.log(attempt)
+        found.append(lab.commits(attempt)[-1].step)
+    assert found == [8, 4, 3, 5]  # two passes over 32 samples in batches of 8; three ends by steps
+
+
+@pytest.mark.parametrize("page", ["transformers.md", "import.md"])
+def test_the_job_of_the_page_can_be_planned(page: str) -> None:
+    (text,) = samples(page, "yaml")
+    spec = effective(parse_job(yaml.safe_load(text)), OperatorDefaults())
+    assert isinstance(plan_mesh(spec.mesh, spec.mesh.nodes), MeshPlan)
+
+
+REFUSED = {
+    "best": "load_best_model_at_end: its folders are gone with the pod",
+    "jit": "enable_jit_checkpoint: SIGTERM is the session's",
+    "batch": "auto_find_batch_size: the plan says the batch",
+    "order": "the session decides the order",
+    "hooks": "optim adalomo: its state lives in hooks",
+    "window": "accumulationSave raw: .* use boundary",
+    "mesh": "the mesh is dp1xtp2xpp1/zero3, and Trainer's loop knows data parallel only",
+    "arguments": r"ResumableTrainer needs args=TrainingArguments\(\.\.\.\)",
+    "path": "the run goes on from its newest commit",
+    "trial": "give each trial a run of its own",
+    "forwards": "train_dataset is an IterableDataset",
+    "twice": "would divide the loss a second time",
+    "scheduled": "as many steps as there are processes",
+}
+
+
+def test_what_no_resume_would_survive_is_refused_by_name(lab: Lab) -> None:
+    (said,) = lab.finished(lab.attempt(ALONE), "refusals_rank.py")
+    assert said.keys() == REFUSED.keys()
+    for name, words in REFUSED.items():
+        assert re.search(words, said[name]), said[name]

@@ -1,0 +1,94 @@
+"""Arguments of Trainer that are the plan's now, those that no resume would survive, and what the run is known by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import TrainingArguments
+
+from trainer_sidecar.contract.plan import AccumulationSave, Plan
+from trainer_sidecar.contract.topology import Batch
+from trainer_sidecar.train import fingerprint
+
+log = logging.getLogger("rtj.train")
+_FOLLOW_THE_MESH = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+)
+_SHUFFLED = ("random", "none")
+
+
+def refuse(args: TrainingArguments, plan: Plan) -> None:
+    """Raises ValueError that names every argument which makes a resume impossible, and what to do instead."""
+    found = [*_of_the_plan(plan), *_of_trainer(args)]
+    if found:
+        raise ValueError("Trainer cannot be resumed so: " + "; ".join(found))
+
+
+def _of_the_plan(plan: Plan) -> Iterator[str]:
+    mesh = plan.topology.mesh
+    if mesh.tp > 1 or mesh.pp > 1:
+        yield f"the mesh is {mesh}, and Trainer's loop knows data parallel only: set tp and pp to 1"
+    if plan.checkpoint.accumulation_save is not AccumulationSave.BOUNDARY:
+        yield (
+            f"accumulationSave {plan.checkpoint.accumulation_save}: Trainer divides losses by the tokens of a whole "
+            "window, so a window runs again from its start: use boundary"
+        )
+
+
+def _of_trainer(args: TrainingArguments) -> Iterator[str]:
+    """By name, for releases that lack an argument."""
+    for name, why in (
+        (
+            "deepspeed",
+            "the engine keeps its own state: keep its folder by FolderSession (docs/own-folder.md)",
+        ),
+        ("parallelism_config", "its ranks share batches as the plan does not know: data parallel only"),
+        ("auto_find_batch_size", "the plan says the batch: lower batch.maxMicroBatchSize instead"),
+        (
+            "load_best_model_at_end",
+            "its folders are gone with the pod: choose among commits by rtj pin, rtj export",
+        ),
+        ("enable_jit_checkpoint", "SIGTERM is the session's, which saves on it"),
+        ("group_by_length", "the session decides the order: pack the data instead (docs/data.md)"),
+    ):
+        if getattr(args, name, None):
+            yield f"{name}: {why}"
+    if args.n_gpu > 1:
+        yield f"one process with {args.n_gpu} GPUs (DataParallel): start one rank per GPU"
+    strategy = str(getattr(args, "train_sampling_strategy", None) or "random").rpartition(".")[2].lower()
+    if strategy not in _SHUFFLED:
+        yield f"train_sampling_strategy {strategy}: the session decides the order (docs/data.md)"
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "layerwise" in optimizer or "lomo" in optimizer:
+        yield f"optim {optimizer}: its state lives in hooks of the parameters, where no save finds it"
+
+
+def take_over(args: TrainingArguments, batch: Batch) -> None:
+    """Batch and accumulation of the plan; Trainer's own checkpoints are off. What changes is told."""
+    wanted = {
+        "per_device_train_batch_size": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation,
+        "save_strategy": type(args.save_strategy)("no"),
+    }
+    for name, value in wanted.items():
+        if getattr(args, name) != value:
+            log.info("%s is %s, of the plan, not %s", name, value, getattr(args, name))
+            setattr(args, name, value)
+
+
+def fingerprints_of(trainer: Any) -> dict[str, str]:
+    """Model, adapters, tokenizer with its chat template, and the arguments but for those that follow the mesh."""
+    model, tokens = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+    args = {name: value for name, value in trainer.args.to_dict().items() if name not in _FOLLOW_THE_MESH}
+    adapters = {name: c.to_dict() for name, c in (getattr(model, "peft_config", None) or {}).items()}
+    reads_text = hasattr(tokens, "get_vocab")
+    return fingerprint(
+        model_config=getattr(model, "config", None),
+        tokenizer=tokens if reads_text else None,
+        chat_template=tokens if getattr(tokens, "chat_template", None) else None,
+        training_config={**args, "peft": adapters} if adapters else args,
+    )

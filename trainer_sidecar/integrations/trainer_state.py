@@ -1,0 +1,58 @@
+"""What Trainer remembers beside model and optimizer, as an object of the session's `extra`.
+
+Step and epoch are the session's and follow from its cursor. Folders of Trainer's own checkpoints are not kept, since
+there are none. Callbacks keep their counters (patience of an early stop), their settings are the script's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from transformers.trainer_callback import ExportableState
+
+_KEPT = ("best_metric", "best_global_step", "num_input_tokens_seen")
+HISTORY = 1000
+"""Newest entries of `log_history` that a save holds; all of them would make manifests grow for ever."""
+
+
+class TrainerMemory:
+    """`TrainerState` and stateful callbacks of a trainer, read and written in place."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values: numbers that NumPy or torch made become Python's, anything else its text."""
+        trainer, state = self._trainer, self._trainer.state
+        unsummed = trainer.current_flos * trainer.args.world_size
+        kept = {
+            **{name: getattr(state, name, None) for name in _KEPT},
+            "total_flos": state.total_flos + unsummed,
+            "log_history": state.log_history[-HISTORY:],
+            "callbacks": [[name, callback.state()["attributes"]] for name, callback in self._callbacks()],
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(kept, default=_plain))
+        return plain
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Callbacks are matched by class and order; one that the script has no more is passed over."""
+        state = self._trainer.state
+        for name in (*_KEPT, "total_flos", "log_history"):
+            setattr(state, name, saved[name])
+        attributes = [(name, values) for name, values in saved["callbacks"]]
+        for name, callback in self._callbacks():
+            at = next((i for i, (known, _) in enumerate(attributes) if known == name), None)
+            if at is not None:
+                for key, value in attributes.pop(at)[1].items():
+                    setattr(callback, key, value)
+
+    def _callbacks(self) -> Iterator[tuple[str, Any]]:
+        for callback in self._trainer.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                yield type(callback).__name__, callback
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if getattr(value, "ndim", None) == 0 else str(value)

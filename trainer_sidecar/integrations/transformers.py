@@ -1,0 +1,200 @@
+"""Hugging Face `Trainer` that resumes: the loop stays Trainer's, the session feeds, saves, restores and checks.
+
+trainer = ResumableTrainer(model=model, args=args, train_dataset=data)   # or: class Mine(Resumable, SFTTrainer)
+trainer.train()
+
+Trainer asks for batches without end from a loader without length, so that it neither counts epochs nor skips batches
+by itself; where an epoch ends is told by `LoopCallback`. Only hooks are used that Trainer offers for it:
+`get_train_dataloader`, `training_step` and callbacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_callback import DefaultFlowCallback
+
+from trainer_sidecar.integrations.accelerate import bare, refuse_unfit, uncompiled
+from trainer_sidecar.integrations.trainer_loop import LoopCallback
+from trainer_sidecar.integrations.trainer_settings import fingerprints_of, refuse, take_over
+from trainer_sidecar.integrations.trainer_state import TrainerMemory
+from trainer_sidecar.train import OfRank0, Session, environment
+
+_LOADER_OPTIONS = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "worker_init_fn",
+)
+
+
+class Resumable:
+    """Comes before a Trainer class in the list of bases. What it changes, and refuses: docs/transformers.md.
+
+    `session`: further arguments of `Session.from_env` (`extra`, `per_rank`, `fingerprints`, `accept`). Batch size and
+    accumulation are the plan's. Raises ValueError for arguments of Trainer that no resume would survive.
+    """
+
+    args: Any
+    state: Any
+    control: Any
+    accelerator: Any
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    callback_handler: Any
+
+    def __init__(self, *given: Any, session: Mapping[str, Any] | None = None, **named: Any) -> None:
+        args = next((a for a in (*given, *named.values()) if isinstance(a, TrainingArguments)), None)
+        if args is None:
+            raise ValueError(f"{type(self).__name__} needs args=TrainingArguments(...)")
+        self._plan = environment.join(args.device.type).plan
+        refuse(args, self._plan)
+        take_over(args, self._plan.topology.batch)
+        self._options = dict(session or {})
+        self.session: Session | None = None
+        """Once `train` has begun."""
+        self._feed: dict[str, Any] = {}
+        self._loss: Any = None
+        self._grad_norm: Any = None
+        self._step_taken = False
+        self._ends = contextlib.ExitStack()
+        super().__init__(*given, **named)
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **options: Any
+    ) -> Any:
+        """As Trainer's; the plan says where it resumes from. Raises ValueError for a path to go on from, and trials."""
+        if isinstance(resume_from_checkpoint, str):
+            raise ValueError(
+                f"train(resume_from_checkpoint={resume_from_checkpoint!r}): the run goes on from its newest commit; to "
+                "begin with other weights load them into the model, or use rtj import"
+            )
+        if trial is not None:
+            raise ValueError("hyperparameter search trains many models: give each trial a run of its own")
+        callbacks = self.callback_handler.callbacks
+        first = [i for i, c in enumerate(callbacks) if isinstance(c, DefaultFlowCallback)]
+        callbacks.insert(first[0] + 1 if first else 0, LoopCallback(self))
+        with self._ends:
+            return super().train(**options)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> _Windows:
+        """Micro batches of the session over what Trainer's own loader would read, collated as there. Raises ValueError
+        where only the script knows how long a pass is and says no `max_steps`."""
+        made = super().get_train_dataloader()  # type: ignore[misc]
+        if isinstance(made.dataset, torch.utils.data.IterableDataset):
+            raise ValueError(
+                "train_dataset is an IterableDataset, which every attempt would read from its beginning: give a "
+                "map-style one, or trainer_sidecar.train.Streams of its shards (docs/data.md)"
+            )
+        self._feed = {
+            "data": made.dataset,
+            "collate": made.collate_fn,
+            "drop_last": self.args.dataloader_drop_last,
+        }
+        if self.args.max_steps <= 0:  # a loader without length has to be told where the run ends
+            if self._samples is None:
+                raise ValueError(f"a {type(made.dataset).__name__} has no length: give max_steps")
+            self.args.max_steps = max(
+                1, int(self.args.num_train_epochs * self._samples) // self._global_batch
+            )
+        return _Windows(self, {name: getattr(made, name) for name in _LOADER_OPTIONS})
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
+        """Trainer's; the session hears of the loss."""
+        self._loss = super().training_step(*given, **named)  # type: ignore[misc]
+        return self._loss
+
+    @property
+    def _global_batch(self) -> int:
+        return self._plan.topology.batch.global_batch_size
+
+    @property
+    def _samples(self) -> int | None:
+        """Samples of one pass over the data, as the session counts them; None: nobody knows."""
+        data, drops = self._feed["data"], self._feed["drop_last"]
+        if not hasattr(data, "__len__"):
+            return None
+        return len(data) - (len(data) % self._global_batch if drops else 0)
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data, the step that is being closed included; of data without length the whole run is one."""
+        assert self.session is not None
+        samples = self.session.samples + (self._global_batch if self._step_taken else 0)
+        return samples / (self._samples or self.state.max_steps * self._global_batch)
+
+    def begin_session(self) -> None:
+        """Model, optimizer and schedule exist, no batch was read: restore, or begin. Raises as `Session.from_env`."""
+        refuse_unfit(self.accelerator)
+        options = dict(self._options)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        self.session = self._ends.enter_context(
+            Session.from_env(
+                model=uncompiled(self.model_wrapped),
+                optimizer=bare(self.optimizer),
+                scheduler=self.lr_scheduler,
+                scaler=self.accelerator.scaler,
+                total_steps=self.state.max_steps,
+                seed=seed,
+                device=self.args.device.type,
+                extra={"trainer": OfRank0(TrainerMemory(self)), **options.pop("extra", {})},
+                fingerprints={**fingerprints_of(self), **options.pop("fingerprints", {})},
+                **self._feed,
+                **options,
+            )
+        )
+        self.state.global_step = self._globalstep_last_logged = self._initial_global_step = self.session.step
+        whole = self.state.max_steps * self._global_batch
+        self.state.num_train_epochs = math.ceil(whole / (self._samples or whole))
+        self._note_norms()
+
+    def _note_norms(self) -> None:
+        """Trainer tells no callback the gradients' norm; it always asks Accelerate for it."""
+        clip = self.accelerator.clip_grad_norm_
+
+        def noted(*given: Any, **named: Any) -> Any:
+            self._grad_norm = clip(*given, **named)
+            return self._grad_norm
+
+        self.accelerator.clip_grad_norm_ = noted
+
+    def close_micro(self, *, last: bool = False) -> None:
+        """A micro batch went backward; `last`: and the optimizer took its step. Raises as `Session.micro_end`."""
+        assert self.session is not None
+        self.session.micro_end(self._loss)
+        self._step_taken = last
+        self.control.should_training_stop |= self.session.should_stop
+
+    def close_step(self) -> None:
+        """The step that was taken, unless that is done: it may be saved now. Raises as `Session.step_end`."""
+        assert self.session is not None
+        if self._step_taken:
+            self._step_taken = False
+            self.session.step_end(grad_norm=self._grad_norm)
+            self.control.should_training_stop |= self.session.should_stop
+
+
+class _Windows:
+    """What Trainer iterates over: micro batches, a window of them at a time since Trainer reads that far ahead."""
+
+    def __init__(self, trainer: Resumable, options: dict[str, Any]) -> None:
+        self._trainer, self._options = trainer, options
+
+    def __iter__(self) -> Iterator[Any]:
+        session = self._trainer.session
+        assert session is not None, "Trainer reads no batch before on_train_begin"
+        for window in session.windows(session.loader(**self._options)):
+            yield from window
+            self._trainer.close_step()
+
+
+class ResumableTrainer(Resumable, Trainer):
+    """`transformers.Trainer` that resumes."""
