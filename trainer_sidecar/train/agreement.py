@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-_FIELDS = 8  # float64: 64 bytes
 _HOST = torch.device("cpu")
 """Named everywhere: a script may have made another device the default one."""
 _CUT = 2.0**20
@@ -46,20 +45,25 @@ class Agreement:
 
     def __init__(self, world_size: int, group: dist.ProcessGroup | None) -> None:
         self._world, self._group = world_size, group
-        self._pending: tuple[Values, torch.Tensor, dist.Work | None] | None = None
+        self._pending: tuple[Values, tuple[torch.Tensor, dist.Work] | None] | None = None
 
     def launch(self, values: Values) -> None:
-        vector = torch.zeros(_FIELDS, dtype=torch.float64, device=_HOST)
-        vector[0], vector[1] = float(values.order) + _CUT * values.cut, float(values.requested)
-        vector[2] = float(values.due) + 2 * min(round(values.micro_seconds * 1000), 10**9)
-        vector[3] = float(values.outcome)
-        for i, number in ((4, values.loss), (5, values.grad_norm)):
-            if number is not None:  # with pipeline stages, only some ranks have them
-                vector[i], vector[i + 2] = number, 1
-        work = None
-        if self._world > 1:
-            work = dist.all_reduce(vector, group=self._group, async_op=True)
-        self._pending = (values, vector, work)
+        if self._world == 1:
+            self._pending = values, None
+            return
+        loss, norm = values.loss, values.grad_norm  # with pipeline stages, only some ranks have them
+        numbers = [
+            float(values.order) + _CUT * values.cut,
+            float(values.requested),
+            float(values.due) + 2 * min(round(values.micro_seconds * 1000), 10**9),
+            float(values.outcome),
+            loss or 0.0,
+            norm or 0.0,
+            float(loss is not None),
+            float(norm is not None),
+        ]
+        vector = torch.tensor(numbers, dtype=torch.float64, device=_HOST)
+        self._pending = values, (vector, dist.all_reduce(vector, group=self._group, async_op=True))
 
     def read(self) -> Values | None:
         """What the ranks agreed on at the last `launch`, None when nothing is pending.
@@ -68,10 +72,12 @@ class Agreement:
         """
         if self._pending is None:
             return None
-        values, vector, work = self._pending
+        values, reducing = self._pending
         self._pending = None
-        if work is not None:
-            work.wait()
+        if reducing is None:
+            return values
+        vector, work = reducing
+        work.wait()
         order, requested, due, outcome, loss, norm, losses, norms = vector.tolist()
         return Values(
             step=values.step,

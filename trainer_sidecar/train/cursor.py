@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class Cursor:
     sample_digest: str = EMPTY_DIGEST
     before: tuple[Split, ...] = ()
     """How attempts before this one consumed the beginning of the window that is open."""
+    _known: dict[tuple[tuple[Split, ...], int], np.ndarray] = field(default_factory=dict, repr=False)
+    """Places of micro steps, by what was consumed before and the micro step: the same in every window."""
 
     @property
     def global_batch(self) -> int:
@@ -61,7 +63,11 @@ class Cursor:
 
     def _places(self, samples: int, micro_step: int) -> np.ndarray:
         before = self.before if samples == self.samples else ()
-        return offsets(self.topology, before, self.dp_rank, micro_step)
+        places = self._known.get((before, micro_step))
+        if places is None:
+            places = offsets(self.topology, before, self.dp_rank, micro_step)
+            self._known[before, micro_step] = places
+        return places
 
     def _words(self) -> np.ndarray:
         return self.order.words(self.samples, self.global_batch) if self.order else np.empty(0, np.int64)
@@ -70,15 +76,17 @@ class Cursor:
         """Of the global batch of the step that is under way."""
         return batch_digest(self._words())
 
-    def advance(self) -> None:
-        """The step is done: its whole global batch counts as consumed."""
+    def advance(self) -> str:
+        """The step is done: its whole global batch counts as consumed. Returns that batch's digest."""
+        words = self._words()
         if self.order:
-            self.sample_digest = chain(self.sample_digest, self._words())
+            self.sample_digest = chain(self.sample_digest, words)
         self.samples += self.global_batch
         self.step += 1
         if self.order:
             self.order.passed(self.samples)
         self.before = ()
+        return batch_digest(words)
 
     def progress(self, loss: float | None, grad_norm: float | None) -> Progress:
         counts = self.order.counts(self.samples) if self.order else {}

@@ -337,13 +337,13 @@ class Session(EndTold):
     def _count(self, loss: Number, grad_norm: Number) -> None:
         """Count the step and write the ledger line, before any save of it."""
         self._reports.step_ended()
-        self._evidence.batch(self.step + 1, self._cursor.batch_digest())
         consumed = self._ledger.consumed(self._cursor, self._accumulation.next_window().ids)
-        self._cursor.advance()
+        batch_digest = self._cursor.advance()
+        self._evidence.batch(self.step, batch_digest)
         grad_norm = scalars.whole(grad_norm)
         self._seen = self._tap.take(self.step, loss, grad_norm)
-        used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
         if consumed is not None:
+            used, self._rates = self._rates, self._current_rates()  # the scheduler has moved on already
             self._ledger.write(consumed.line(self._env, self.step, loss, grad_norm, used))
 
     def _current_rates(self) -> list[float]:
