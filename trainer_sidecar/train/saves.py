@@ -34,6 +34,8 @@ from trainer_sidecar.train.staging import Stager, write_by_rename
 
 log = logging.getLogger("rtj.train")
 POLL_SECONDS = 0.1
+"""Between two questions for an outcome at most: a twentieth of the time that has passed."""
+_SHORTEST_POLL_SECONDS = 0.005
 
 
 class Code(IntEnum):
@@ -81,6 +83,17 @@ class Content:
     training_state: TrainingState | None
     fingerprints: dict[str, str]
     moments: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class _Staged:
+    """What training has waited for; the seal is made of it in the background."""
+
+    plan: OwnershipPlan
+    generation: int
+    content: Content
+    seconds: float
+    replica_digests: dict[str, str] = field(default_factory=dict)
 
 
 class Saves:
@@ -142,14 +155,12 @@ class Saves:
         save.compares = self._compare.next()
         began = time.monotonic()
         seen = look(frozen)  # training waits for it as for the copy
-        seal = self._stage(save, captured, content, began)
-        if seal is not None and save.compares and self._env.world_size > 1:
-            shared = replicas.digests(captured, self._env.rank)
-            shared.update(replicas.documents(captured, self._stage_name))
-            self.last_staging_seconds = time.monotonic() - began
-            update = {"replica_digests": shared, "staging_seconds": round(self.last_staging_seconds, 6)}
-            seal = seal[0].model_copy(update=update), seal[1]
-        self._start(save, seal, frozen, seen)
+        staged = self._stage(save, captured, content, began)
+        if staged is not None and save.compares and self._env.world_size > 1:
+            staged.replica_digests |= replicas.digests(captured, self._env.rank)
+            staged.replica_digests |= replicas.documents(captured, self._stage_name)
+            self.last_staging_seconds = staged.seconds = time.monotonic() - began
+        self._start(save, staged, frozen, seen)
         return save
 
     def pass_over(self, progress: Progress, reason: str) -> InFlight:
@@ -171,9 +182,7 @@ class Saves:
         self.in_flight.micro = progress.micro_step
         return self.in_flight
 
-    def _start(
-        self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured, seen: Look
-    ) -> None:
+    def _start(self, save: InFlight, staged: _Staged | None, frozen: Captured, seen: Look) -> None:
         arguments = (save, staged, frozen, seen)
         save.thread = threading.Thread(
             target=self._background, args=arguments, daemon=True, name=f"rtj-save-{save.step}"
@@ -185,10 +194,8 @@ class Saves:
         stages = self._env.plan.topology.mesh.pp
         return f" of stage {self._env.rank * stages // self._env.world_size}" if stages > 1 else ""
 
-    def _stage(
-        self, save: InFlight, captured: Captured, content: Content, began: float
-    ) -> tuple[Seal, OwnershipPlan] | None:
-        """Copy and describe; None when this rank gives the save up."""
+    def _stage(self, save: InFlight, captured: Captured, content: Content, began: float) -> _Staged | None:
+        """Copy; None when this rank gives the save up."""
         ownership = self._planner.plan(captured.entries)
         try:
             deadline = began + self._env.plan.checkpoint.save_timeout_seconds
@@ -199,14 +206,15 @@ class Saves:
             self._give_up(save.save_id, str(error))
             return None
         self.last_staging_seconds = time.monotonic() - began
-        return self._seal(save, ownership, content, generation), ownership
+        return _Staged(ownership, generation, content, self.last_staging_seconds)
 
     def _give_up(self, save_id: str, reason: str) -> None:
         """The save fails as a whole; training goes on."""
         self._env.client.tell(m.GiveUp(save_id=save_id, rank=self._env.rank, reason=reason))
 
-    def _seal(self, save: InFlight, plan: OwnershipPlan, content: Content, generation: int) -> Seal:
-        topology = self._env.plan.topology
+    def _seal(self, save: InFlight, staged: _Staged) -> Seal:
+        """What is known of the staged bytes before they are digested."""
+        topology, plan, content = self._env.plan.topology, staged.plan, staged.content
         return Seal(
             contract_version=CONTRACT_VERSION,
             epoch=self._env.plan.epoch,
@@ -214,7 +222,7 @@ class Saves:
             checkpoint_id=save.checkpoint_id,
             parent=self._parent,
             rank=self._env.rank,
-            generation=generation,
+            generation=staged.generation,
             buffer=self._stager.buffer.name,
             size=plan.size,
             topology=topology,
@@ -228,15 +236,14 @@ class Saves:
             training_state=content.training_state,
             moments=content.moments,
             fingerprints=content.fingerprints,
-            staging_seconds=round(self.last_staging_seconds, 6),
+            replica_digests=staged.replica_digests,
+            staging_seconds=round(staged.seconds, 6),
         )
 
-    def _background(
-        self, save: InFlight, staged: tuple[Seal, OwnershipPlan] | None, frozen: Captured, seen: Look
-    ) -> None:
+    def _background(self, save: InFlight, staged: _Staged | None, frozen: Captured, seen: Look) -> None:
         try:
             if staged is not None:
-                self._finish(save, *staged, frozen, seen)
+                self._finish(save, staged, frozen, seen)
             if self._follows:
                 self._follow(save)
         except Fenced as error:
@@ -244,8 +251,9 @@ class Saves:
         except BaseException as error:  # handed to the training thread, which raises it at the next step
             save.error = error
 
-    def _finish(self, save: InFlight, seal: Seal, plan: OwnershipPlan, frozen: Captured, seen: Look) -> None:
+    def _finish(self, save: InFlight, staged: _Staged, frozen: Captured, seen: Look) -> None:
         """Digest the staged copy, then seal: file, control block, message, in this order."""
+        plan, seal = staged.plan, self._seal(save, staged)
         views = self._stager.views(plan)
         digest = state_digest.of_staged(plan, views, lambda name: not is_gradient(name))
         gradients = state_digest.of_staged(plan, views, is_gradient)
@@ -298,7 +306,8 @@ class Saves:
                 self._give_up(save.save_id, save.detail)  # the other pods' sidecars let go of their parts
                 save.code = Code.FAILED
                 return
-            time.sleep(POLL_SECONDS)
+            passed = time.monotonic() - save.began
+            time.sleep(min(POLL_SECONDS, max(_SHORTEST_POLL_SECONDS, passed / 20)))
 
     @property
     def outcome(self) -> Code:
