@@ -46,13 +46,20 @@ class Layout:
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Position of `rank` in the mesh, None when it has none."""
-        at = self._index.get(rank)
-        return None if at is None else tuple(int(i) for i in np.unravel_index(at, self.mesh))
+        if rank not in self._coordinates:
+            at = self._index.get(rank)
+            found = None if at is None else tuple(int(i) for i in np.unravel_index(at, self.mesh))
+            self._coordinates[rank] = found
+        return self._coordinates[rank]
 
     # Made once: a thousand tensors of a thousand ranks have few layouts, see `layout`.
     @functools.cached_property
     def _index(self) -> dict[int, int]:
         return {rank: at for at, rank in enumerate(self.ranks)}
+
+    @functools.cached_property
+    def _coordinates(self) -> dict[int, tuple[int, ...] | None]:
+        return {}
 
     @functools.cached_property
     def holders(self) -> frozenset[int]:

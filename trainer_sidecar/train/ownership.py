@@ -87,7 +87,7 @@ def make_plan(entries: tuple[Entry, ...], rank: int, world_size: int) -> Ownersh
     mine: list[tuple[int, Box, Box]] = []
     for holders, order in sorted(groups.items(), key=lambda group: -len(group[0])):
         before = sum((n for wider, n in added.items() if wider > holders), np.zeros(world_size, np.int64))
-        loads = before.copy()
+        loads = _Loads(before.copy())
         for i in order:
             entry = entries[i]
             coordinate = entry.layout.coordinate(rank)
@@ -96,7 +96,7 @@ def make_plan(entries: tuple[Entry, ...], rank: int, world_size: int) -> Ownersh
                 mine.extend(
                     (i, g, loc) for g, loc in shard_boxes(entry.shape, entry.layout, coordinate, rows)
                 )
-        added[holders] = loads - before
+        added[holders] = loads.now - before
     mine.sort(key=lambda piece: (piece[0], piece[1].start))
     return laid_out(entries, mine, sum(added.values(), np.zeros(world_size, np.int64)))
 
@@ -113,17 +113,41 @@ def _nbytes(entry: Entry) -> int:
     return math.prod(entry.shape) * entry.itemsize
 
 
+class _Loads:
+    """Bytes of every rank. What has no choice of a rank is added up when somebody has one, once for all alike."""
+
+    def __init__(self, loads: np.ndarray) -> None:
+        self._loads = loads
+        self._pending: dict[tuple[int, tuple[int, ...]], tuple[Entry, int]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """An entry without replicas."""
+        key = id(entry.layout), entry.shape
+        self._pending[key] = entry, self._pending.get(key, (entry, 0))[1] + entry.itemsize
+
+    @property
+    def now(self) -> np.ndarray:
+        """int64 by rank, to be changed in place."""
+        for entry, itemsizes in self._pending.values():
+            layout = entry.layout
+            numel = shard_elements(entry.shape, layout.mesh, layout.placements)
+            self._loads[layout.grid] += numel * itemsizes
+        self._pending.clear()
+        return self._loads
+
+
 def _assign(
-    entry: Entry, coordinate: tuple[int, ...] | None, loads: np.ndarray
+    entry: Entry, coordinate: tuple[int, ...] | None, all_loads: _Loads
 ) -> list[tuple[int, int] | None]:
-    """Add the entry's bytes to `loads`; return the row intervals (None = whole shard) that `coordinate` owns."""
+    """Add the entry's bytes to the loads; return the row intervals (None = whole shard) that `coordinate` owns."""
     layout = entry.layout
-    numel = shard_elements(entry.shape, layout.mesh, layout.placements)
-    ranks, axes = layout.grid, layout.replica_axes
+    axes = layout.replica_axes
     replicas = math.prod(layout.mesh[a] for a in axes)
     if replicas == 1:
-        loads[ranks] += numel * entry.itemsize
+        all_loads.add(entry)
         return [] if coordinate is None else [None]
+    loads, ranks = all_loads.now, layout.grid
+    numel = shard_elements(entry.shape, layout.mesh, layout.placements)
     pieces = 1
     if entry.shape and not entry.first:
         pieces = max(1, min(replicas, -(-int(numel.max()) * entry.itemsize // SPLIT_BYTES), entry.shape[0]))
