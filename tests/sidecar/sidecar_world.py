@@ -71,6 +71,8 @@ class Pod:
         self.plan_file = root / "plan.json"
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.options: tuple[str, ...] = ("--no-read-ahead",)
+        """Tests damage what a restore will read, and count who reads it."""
 
     def start(self, fault: str = "") -> Pod:
         self.launch(fault)
@@ -93,6 +95,7 @@ class Pod:
                     f"--store-endpoint={self.endpoint}",
                 ),
                 "--silence=1.5",
+                *self.options,
             ],
             cwd=ROOT,
             env={**os.environ, "RTJ_FAULT": fault, **environment},

@@ -18,8 +18,8 @@ from trainer_sidecar.contract.restore_fault import parse_restore_fault
 MakeWorld = Callable[..., World]
 
 
-def saved(world: World) -> Save:
-    """Commit a save in one epoch, then begin another that restores it."""
+def saved(world: World, *, damage: bool = False) -> Save:
+    """Commit a save in one epoch, then begin another that restores it; its first shard is damaged in between."""
     world.start()
     world.begin()
     world.connect()
@@ -30,6 +30,8 @@ def saved(world: World) -> Save:
     eventually(lambda: exists(world, world.keys.witness(save.checkpoint)), "the witness")
     for rank in world.ranks:
         rank.close()
+    if damage:
+        flip(world.store_root / world.keys.shard(save.checkpoint, 0), 100)
     world.begin(world.history().newest_restorable)
     world.connect()
     return save
@@ -115,6 +117,40 @@ def test_a_range_is_fetched_by_whole_leaves_and_the_rest_stays_sparse(make_world
         failure = rank.ask(m.Fetch(file=0, ranges=wrong))
         assert isinstance(failure, m.Failure)
         assert failure.error == "BadRequest"
+
+
+def test_own_shards_are_read_before_ranks_ask_and_count_for_who_asks_first(make_world: MakeWorld) -> None:
+    world = make_world(1, 2)
+    world.pods[0].options = ()
+    save = saved(world)
+    folder = world.pods[0].volume.restore(save.checkpoint)
+
+    def ahead() -> bool:
+        return all(
+            (folder / shard_name(rank)).exists() and (folder / shard_name(rank)).read_bytes() == data
+            for rank, data in save.shards.items()
+        )
+
+    eventually(ahead, "both shards in the windows, with no rank having asked")
+    zero, one = world.ranks
+    for rank in (zero, one):
+        opened(rank, save)
+    size = len(save.shards[0])
+    assert zero.ask(m.Fetch(file=0, ranges=[(0, size)])) == m.Fetched(bytes_from_store=size)
+    assert one.ask(m.Fetch(file=0, ranges=[(0, size)])) == m.Fetched(bytes_from_store=0)
+
+
+def test_a_bad_shard_that_is_read_ahead_is_told_when_a_rank_asks(make_world: MakeWorld) -> None:
+    world = make_world(1, 1)
+    world.pods[0].options = ()
+    save = saved(world, damage=True)
+    rank = world.ranks[0]
+    eventually(lambda: "is not read ahead" in world.pods[0].log(), "the damage is seen ahead")
+    opened(rank, save)
+    failure = rank.ask(m.Fetch(file=0, ranges=[(0, 1000)]))
+    assert isinstance(failure, m.Failure)
+    assert failure.error == "ChecksumMismatch"
+    assert world.pods[0].metric("checkpoint_checksum_failures_total") == 1
 
 
 def test_a_flipped_byte_is_a_checksum_mismatch_and_never_reaches_the_window(make_world: MakeWorld) -> None:

@@ -108,9 +108,8 @@ class SidecarReader(StorageReader):
         assert self._opened is not None
         targets = [planner.resolve_tensor(item).detach() for item in items]
         reads = [self._read(item, target) for item, target in zip(items, targets, strict=True)]
-        ranges = transfer.needed_ranges(reads)
-        self._asked(lambda: transfer.fetch(self._env.client, ranges), self._point())
-        transfer.copy(reads, transfer.Windows(Path(self._opened.folder), self._opened.files))
+        windows = transfer.Windows(Path(self._opened.folder), self._opened.files)
+        self._asked(lambda: transfer.load(self._env.client, reads, windows), self._point())
         for item, target in zip(items, targets, strict=True):
             planner.commit_tensor(item, target)
 

@@ -34,6 +34,7 @@ class Config:
     store_region: str | None
     threads: int
     silence: float = SILENCE_SECONDS
+    read_ahead: bool = True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--silence", default=str(SILENCE_SECONDS), help="seconds of silence after which a peer counts as lost"
     )
+    add("--no-read-ahead", action="store_true", help="read shards of a restore point only when ranks ask")
     return parser
 
 
@@ -90,6 +92,7 @@ def parse_config(argv: Sequence[str] | None = None) -> Config:
         store_region=args.store_region or None,
         threads=_number("threads", args.threads, 1, 256),
         silence=float(args.silence),
+        read_ahead=not args.no_read_ahead,
     )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from trainer_sidecar.contract.checkpoint import (
     tree_root,
 )
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
-from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.contract.keys import RunKeys, shard_name
 from trainer_sidecar.contract.messages import RestoreOpened
 from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.contract.volume import Volume
@@ -125,6 +125,13 @@ class Restore:
         with self._parts_lock:
             self.bytes_from_store += read
         return read
+
+    def read_ahead(self, ranks: Iterable[int]) -> None:
+        """Make the shards that these ranks saved readable before they ask. Raises as `fetch`."""
+        names = {shard_name(rank) for rank in ranks}
+        for window in self._windows:
+            if window.path.name in names:
+                window.fetch([(0, window.size)], self._read_range, self._pool, ahead=True)
 
     def slices(self, tensors: list[int] | None) -> Slices:
         """Slices of some tensors (all for None). Raises ValueError for an unknown tensor."""

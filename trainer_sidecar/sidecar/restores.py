@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.messages import Fetch, Fetched, RestoreOpened
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.volume import Volume
@@ -52,6 +53,9 @@ class Restores:
 
     def open(self, checkpoint_id: str) -> RestoreOpened:
         """The documents of the plan's restore point; the first rank that asks has them read and proven."""
+        return self._guard(lambda: self._open(checkpoint_id))
+
+    def _open(self, checkpoint_id: str) -> RestoreOpened:
         with self._opening:
             point = self._plan.restore if self._plan else None
             if self._plan is None or point is None or point.checkpoint_id != checkpoint_id:
@@ -59,24 +63,37 @@ class Restores:
                 raise RequestError("BadRequest", f"the plan's restore point is {named}, not {checkpoint_id}")
             if self._opened is not None:
                 return self._opened
-            plan = self._plan
-            restore = self._guard(
-                lambda: Restore(
-                    self._run.store(),
-                    self._run.keys,
-                    point,
-                    self._volume,
-                    self._threads,
-                    plan.witness_sha256,
-                )
-            )
-            opened = self._guard(restore.open)
+            plan, run = self._plan, self._run
+            witness = plan.witness_sha256
+            restore = Restore(run.store(), run.keys, point, self._volume, self._threads, witness)
+            opened = restore.open()
             with self._lock:
                 if self._plan.epoch != plan.epoch:
                     restore.close()
                     raise RequestError("WrongEpoch", "a newer plan came while the restore point was opened")
                 self._restore, self._opened = restore, opened
             return opened
+
+    def read_ahead(self, local: range) -> None:
+        """Begin to read what local ranks will ask for, while they still import torch and meet each other.
+
+        On the topology of the save that is their own shard, whole; on another one only they know.
+        """
+        plan = self._plan
+        if plan is not None and plan.restore is not None:
+            threading.Thread(
+                target=self._read_ahead, args=(plan, plan.restore, local), name="read-ahead", daemon=True
+            ).start()
+
+    def _read_ahead(self, plan: Plan, point: RestorePoint, local: range) -> None:
+        try:
+            self._open(point.checkpoint_id)
+            restore = self._restore
+            if restore is not None and restore.manifest.topology == plan.topology:
+                restore.read_ahead(local)
+        except Exception as exc:
+            # It only helps: what is wrong with the checkpoint or the store is met, judged and told when a rank asks.
+            log.info("the restore point is not read ahead", extra={"reason": f"{type(exc).__name__}: {exc}"})
 
     def get(self) -> Restore:
         """The open restore point; opened again when the sidecar was restarted since the ranks opened it."""

@@ -135,6 +135,8 @@ class Sidecar:
             self.housekeeping.begin(plan)
             # Last: from here on `/status` shows this epoch, and nothing of an older one may stand beside it.
             self.ranks.begin(plan)
+            if first and self._config.read_ahead:
+                self.restores.read_ahead(self.ranks.local)
         self.report_keys.begin(plan)
         self.coordinator.begin(plan)
         self.reporter.begin(plan)

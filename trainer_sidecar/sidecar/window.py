@@ -35,9 +35,10 @@ class Window:
     """Thread-safe."""
 
     def __init__(self, path: Path, key: str, size: int, leaves: bytes) -> None:
-        self.path, self._key, self._size, self._leaves = path, key, size, leaves
+        self.path, self.size, self._key, self._leaves = path, size, key, leaves
         self._file = -1
         self._state = bytearray((size + LEAF_SIZE - 1) // LEAF_SIZE)
+        self._asked = bytearray(len(self._state))
         self._changed = threading.Condition()
         # A file that exists is kept: ranks may have it mapped. Closed again: a big checkpoint has thousands of files.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -47,19 +48,20 @@ class Window:
         finally:
             os.close(file)
 
-    def fetch(self, ranges: Iterable[tuple[int, int]], read: ReadRange, pool: Executor) -> int:
-        """Make (offset, length) ranges readable; bytes read for it.
+    def fetch(
+        self, ranges: Iterable[tuple[int, int]], read: ReadRange, pool: Executor, *, ahead: bool = False
+    ) -> int:
+        """Make (offset, length) ranges readable; bytes of those leaves that were asked for by nobody before.
 
-        Raises ValueError for a range outside the file, BadBytesError, StoreError, OSError.
+        `ahead`: nobody asks yet. Raises ValueError for a range outside the file, BadBytesError, StoreError, OSError.
         """
         wanted = self._leaves_of(ranges)
-        total = 0
         while True:
             mine = self._claim(wanted)
             if mine:
-                total += self._fetch_runs(mine, read, pool)
+                self._fetch_runs(mine, read, pool)
             elif not self._wait(wanted):
-                return total
+                return 0 if ahead else self._count(wanted)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -71,8 +73,8 @@ class Window:
     def _leaves_of(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
         wanted: set[int] = set()
         for offset, length in ranges:
-            if offset < 0 or length < 0 or offset + length > self._size:
-                raise ValueError(f"range {offset}+{length} is outside {self.path.name} of {self._size} bytes")
+            if offset < 0 or length < 0 or offset + length > self.size:
+                raise ValueError(f"range {offset}+{length} is outside {self.path.name} of {self.size} bytes")
             if length:
                 wanted.update(range(offset // LEAF_SIZE, (offset + length - 1) // LEAF_SIZE + 1))
         return sorted(wanted)
@@ -94,10 +96,19 @@ class Window:
             self._changed.wait_for(lambda: all(self._state[leaf] != _READING for leaf in wanted))
             return True
 
-    def _fetch_runs(self, mine: list[int], read: ReadRange, pool: Executor) -> int:
+    def _count(self, wanted: list[int]) -> int:
+        """Each leaf is on the account of who asked for it first."""
+        with self._changed:
+            new = [leaf for leaf in wanted if not self._asked[leaf]]
+            for leaf in new:
+                self._asked[leaf] = 1
+        return sum(min(LEAF_SIZE, self.size - leaf * LEAF_SIZE) for leaf in new)
+
+    def _fetch_runs(self, mine: list[int], read: ReadRange, pool: Executor) -> None:
         futures = [pool.submit(self._fetch_run, run, read) for run in _runs(mine)]
         try:
-            return sum(future.result() for future in futures)
+            for future in futures:
+                future.result()
         finally:
             for future in futures:
                 future.cancel()
@@ -110,9 +121,9 @@ class Window:
                         self._state[leaf] = _MISSING
                 self._changed.notify_all()
 
-    def _fetch_run(self, run: range, read: ReadRange) -> int:
+    def _fetch_run(self, run: range, read: ReadRange) -> None:
         offset = run.start * LEAF_SIZE
-        length = min(run.stop * LEAF_SIZE, self._size) - offset
+        length = min(run.stop * LEAF_SIZE, self.size) - offset
         data = self._read_proven(run, offset, length, read)
         view = memoryview(data)
         while view:
@@ -122,7 +133,6 @@ class Window:
             for leaf in run:
                 self._state[leaf] = _HERE
             self._changed.notify_all()
-        return length
 
     def _read_proven(self, run: range, offset: int, length: int, read: ReadRange) -> bytes:
         expected, found = f"{length} bytes at {offset}", ""
@@ -135,7 +145,7 @@ class Window:
             bad = self._first_bad(run, data)
             if bad < 0:
                 return data
-            end = min((bad + 1) * LEAF_SIZE, self._size)
+            end = min((bad + 1) * LEAF_SIZE, self.size)
             piece = data[bad * LEAF_SIZE - offset : end - offset]
             expected = f"SHA-256 {self._leaves[bad * 32 : bad * 32 + 32].hex()}"
             expected += f" in leaf {bad} (bytes {bad * LEAF_SIZE} to {end})"

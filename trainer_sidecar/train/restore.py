@@ -244,10 +244,8 @@ class Restorer:
         self._references = references(opened, slices)
         numbers = {name: i for i, name in enumerate(opened.tensors.names)}
         reads = self._timed("plan", lambda: transfer.plan_reads(pieces, numbers, slices, self.env.rank))
-        ranges = transfer.needed_ranges(reads)
-        fetched = self._timed("fetch", lambda: transfer.fetch(self.env.client, ranges))
         windows = transfer.Windows(Path(opened.folder), opened.files)
-        self._timed("copy", lambda: transfer.copy(reads, windows))
+        fetched = self._timed("load", lambda: transfer.load(self.env.client, reads, windows))
         return sum(r.shared.numel * r.piece.entry.itemsize for r in reads), fetched
 
     def _digest_checks(self, opened: m.RestoreOpened) -> list[Check]:

@@ -12,7 +12,7 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +247,12 @@ def copy_all(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if on_cpu:
         with _one_thread():
             torch._foreach_copy_([views[i] for i in on_cpu], [sources[i] for i in on_cpu])
+
+
+def wait_for_devices(tensors: Iterable[torch.Tensor]) -> None:
+    """What was begun on tensors that are not on the host is done: other threads have streams of their own."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _copy_from_gpu(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -7,8 +7,10 @@ and answers; the bytes are then read from the mapped window at the file's own of
 from __future__ import annotations
 
 import mmap
+import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,10 @@ from trainer_sidecar.train.capture import Piece
 from trainer_sidecar.train.errors import ResumeRefused
 from trainer_sidecar.train.layout import shard_boxes
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS, SidecarClient
+from trainer_sidecar.train.staging import wait_for_devices
+
+_BATCH = 64 * 1024 * 1024
+_COPIERS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,38 @@ def needed_ranges(reads: Iterable[Read]) -> dict[int, list[tuple[int, int]]]:
     return {file: coalesce(ranges, LEAF_SIZE) for file, ranges in sorted(by_file.items())}
 
 
-def fetch(client: SidecarClient, ranges: dict[int, list[tuple[int, int]]]) -> int:
-    """Have the sidecar fetch and verify the ranges; returns the bytes it read from the store."""
+def load(client: SidecarClient, reads: Sequence[Read], windows: Windows) -> int:
+    """Have the sidecar fetch and verify what `reads` need, and copy it; returns the bytes that the store gave.
+
+    Batch by batch: one is copied, in threads (torch releases the GIL), while the next is fetched.
+    """
+    total = 0
+    wait_for_devices(read.piece.local for read in reads)
+    with ThreadPoolExecutor(_COPIERS, thread_name_prefix="rtj-copy") as pool:
+        copies: list[Future[None]] = []
+        for batch in _batches(reads):
+            total += _fetch(client, needed_ranges(batch))
+            copies += [pool.submit(_copy, read, windows) for read in batch]
+        for done in copies:
+            done.result()
+    return total
+
+
+def _batches(reads: Iterable[Read]) -> Iterator[list[Read]]:
+    """In the order of files and offsets, each of at least `_BATCH` bytes but for the last."""
+    batch: list[Read] = []
+    size = 0
+    for read in sorted(reads, key=lambda r: (r.file, r.offset)):
+        batch.append(read)
+        size += read.shared.numel * read.piece.entry.itemsize
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _fetch(client: SidecarClient, ranges: dict[int, list[tuple[int, int]]]) -> int:
     total = 0
     for file, parts in ranges.items():
         reply = client.ask(m.Fetch(file=file, ranges=parts), m.Fetched, seconds=LONG_REPLY_SECONDS)
@@ -119,13 +155,10 @@ class Windows:
 
 
 @torch.no_grad()
-def copy(reads: Iterable[Read], windows: Windows) -> None:
-    """Copy every read into its shard."""
-    for read in reads:
-        dtype = getattr(torch, read.piece.entry.dtype)
-        source = windows.view(read.file, read.offset, read.saved, dtype)[read.shared.within(read.saved)]
-        inside = read.shared.within(read.place)
-        at = tuple(
-            slice(s.start + base, s.stop + base) for s, base in zip(inside, read.local.start, strict=True)
-        )
-        read.piece.local[at].copy_(source)
+def _copy(read: Read, windows: Windows) -> None:
+    """Into its shard."""
+    dtype = getattr(torch, read.piece.entry.dtype)
+    source = windows.view(read.file, read.offset, read.saved, dtype)[read.shared.within(read.saved)]
+    inside = read.shared.within(read.place)
+    at = tuple(slice(s.start + base, s.stop + base) for s, base in zip(inside, read.local.start, strict=True))
+    read.piece.local[at].copy_(source)
