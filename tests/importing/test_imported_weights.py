@@ -84,6 +84,7 @@ def test_a_training_starts_from_imported_weights_and_its_report_says_what_begins
     again = rtj("import", str(tmp_path), code=2)
     assert re.search(r"run team/base exists in file://.*, with 1 attempts and 1 commits", again)
 
+    assert f"imported from:  {tmp_path} (huggingface)" in rtj("checkpoints", "show", told["checkpoint"])
     point = point_of(world, "base")
     assert (point.step, point.checkpoint_id) == (0, told["checkpoint"])
     manifest = read_manifest(world.store, RunKeys(KEYS.namespace, "base"), point)

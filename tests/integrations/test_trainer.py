@@ -13,11 +13,13 @@ import pytest
 import yaml
 from framework_runs import ALONE, PAIR, Lab
 from rank_world import ROOT
+from safetensors.torch import load_file
 
 from rtj_operator.api import parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
 from rtj_operator.mesh import MeshPlan
 from rtj_operator.mesh import plan as plan_mesh
+from trainer_sidecar import cli
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import Plan
 
@@ -169,6 +171,21 @@ def test_the_job_of_the_page_can_be_planned(page: str) -> None:
     (text,) = samples(page, "yaml")
     spec = effective(parse_job(yaml.safe_load(text)), OperatorDefaults())
     assert isinstance(plan_mesh(spec.mesh, spec.mesh.nodes), MeshPlan)
+
+
+def test_a_dcp_folder_of_several_ranks_is_imported_with_each_shard_in_its_place(
+    lab: Lab, tmp_path: Path
+) -> None:
+    assert lab.run(lab.attempt(PAIR), "dcp_rank.py", DCP_FOLDER=str(tmp_path / "dcp")) == [0, 0]
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == 2
+    where = ["--store", lab.world.store.url, "--run-id", "sharded"]
+    assert cli.main(["import", str(tmp_path / "dcp"), "--strip", "model.", *where]) == 0
+    assert cli.main(["export", "--to", str(tmp_path / "out"), *where]) == 0
+    found = load_file(tmp_path / "out" / "tensors.safetensors")
+    whole = [[7.0 * row + column for column in range(7)] for row in range(5)]
+    assert {name: tensor.tolist() for name, tensor in found.items()} == dict.fromkeys(
+        ("rows", "columns", "all"), whole
+    )
 
 
 REFUSED = {

@@ -80,6 +80,12 @@ def _folders(manifest: ManifestFile) -> dict[str, Any]:
     return {"folders of": [f"rank {rank}" for rank in sorted(set(kept.leaders))]} if kept else {}
 
 
+def _origin(manifest: ManifestFile) -> dict[str, Any]:
+    """Of imported weights."""
+    origin = manifest.imported
+    return {"imported from": f"{origin.source} ({origin.format})"} if origin else {}
+
+
 def _show(args: argparse.Namespace) -> int:
     journal = open_journal(args)
     history = read_run(journal)
@@ -104,6 +110,7 @@ def _show(args: argparse.Namespace) -> int:
         "mesh": str(manifest.topology.mesh),
         "shards": len(manifest.shards),
         **_folders(manifest),
+        **_origin(manifest),
         "state digest": manifest.state_digest,
         "fingerprints": ", ".join(f"{k}={v}" for k, v in manifest.fingerprints.items()),
     }

@@ -65,7 +65,7 @@ def _resume(spec: "EffectiveSpec", wanted: str) -> Saved:
     )
     point = find_checkpoint(read_run(journal), wanted)
     keys = RunKeys(point.source.namespace, point.source.run_id) if point.source else journal.keys
-    saved = read_manifest(journal.store, keys, point).topology
+    saved = read_manifest(journal.store, keys, point).trained_on
     return saved, open_matrix(spec, journal, keys, point), proven(spec, journal, keys, point)
 
 
