@@ -147,7 +147,7 @@ def _standing(history: History, point: DrilledCheckpoint) -> Recorded:
 
 def _fault_of(found: Quarantined, checkpoint_id: str) -> RestoreFault:
     """The accusation behind a quarantine: what a rank said, else what the fence itself found missing."""
-    said = parse_restore_fault(found.reason, checkpoint_id)
+    said = parse_restore_fault(found.reason.partition("; read again: ")[0], checkpoint_id)
     return said or _pointing(
         RestoreFault(
             checkpoint_id=checkpoint_id,
