@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,10 +119,11 @@ class State:
         self.reshard()
         self._refuse_late()
         if documents:
-            found.aliases, found.trainable = aliases(self.model, self.stage), self._trainable()
-            found.gradient_buckets = self.buckets.names()
+            found.aliases, found.gradient_buckets = self._tied, self.buckets.names()
         for name, tensor in self.model_tensors():
             parameter = isinstance(tensor, nn.Parameter)
+            if documents and parameter and tensor.requires_grad:
+                found.trainable.append(name)
             piece = self.piece(f"model/{name}", tensor, first=self.wrapped and not parameter)
             still = parameter and not tensor.requires_grad and id(tensor) not in self._optimized
             piece.frozen = still and piece.entry.name not in self.places.shared
@@ -155,7 +157,7 @@ class State:
 
     def _tied_late(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[str]:
         """Names of the tie that has put `parameter` out of the model, where ties explain all foreign ones."""
-        tied = list(_tied(self.model).values())
+        tied = _tied(_named(self.model))
         gone: collections.Counter[torch.Size] = collections.Counter()
         for kept, names in tied:
             gone[kept.shape] += len(names) - 1
@@ -167,7 +169,8 @@ class State:
 
     def _refuse_late(self) -> None:
         """Raises ValueError for a model that was changed since the session began: it would save and not resume."""
-        tied = aliases(self.model, self.stage)
+        named = _named(self.model)
+        tied = [[self.stage.name(name) for name in names] for _, names in _tied(named)]
         if tied != self._tied:
             late = [names for names in tied if names not in self._tied]
             what = (
@@ -177,7 +180,7 @@ class State:
                 f"{what} after the session had begun, so that no resume would find the model as it was saved: do that "
                 f"before the optimizer is built and before Session.from_env, in every attempt, or {_AFTERWARDS}"
             )
-        now = {self.stage.name(plain(name)): p for name, p in self.model.named_parameters()}
+        now = {self.stage.name(names[0]): p for p, names in named.values()}
         before = set(self.names.values())
         for name, parameter in now.items():
             if name not in before:
@@ -241,9 +244,6 @@ class State:
         if not isinstance(tensor, DTensor):
             return self.places.plain(name)
         return self.places.sharded(name, tensor, tuple(_placement(name, p) for p in tensor.placements))
-
-    def _trainable(self) -> list[str]:
-        return [self._name(p) for _, p in self.model.named_parameters() if p.requires_grad]
 
     def _name(self, parameter: torch.Tensor) -> str:
         """Raises ValueError for one that came after the session had begun: no checkpoint would know of it."""
@@ -352,6 +352,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def plain(name: str) -> str:
     """A name without the prefixes of torch.compile, activation checkpointing and FSDP1."""
     for wrapper in _WRAPPERS:
@@ -373,12 +374,20 @@ def parameter_names(model: nn.Module, stage: Stage | None = None) -> dict[int, s
 def aliases(model: nn.Module, stage: Stage | None = None) -> list[list[str]]:
     """Names of tied parameters, each list starting with the one that is stored."""
     stage = stage or Stage()
-    return [[stage.name(name) for name in names] for _, names in _tied(model).values()]
+    return [[stage.name(name) for name in names] for _, names in _tied(_named(model))]
 
 
-def _tied(model: nn.Module) -> dict[int, tuple[nn.Parameter, list[str]]]:
-    """Parameters that have several names, with those, by id."""
-    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
+_Named = dict[int, tuple[nn.Parameter, list[str]]]
+"""Parameters with all their names, by id, in the model's order."""
+
+
+def _named(model: nn.Module) -> _Named:
+    found: _Named = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), (parameter, []))[1].append(plain(name))
-    return {key: tied for key, tied in found.items() if len(tied[1]) > 1}
+    return found
+
+
+def _tied(named: _Named) -> list[tuple[nn.Parameter, list[str]]]:
+    """Parameters that have several names."""
+    return [(parameter, names) for parameter, names in named.values() if len(names) > 1]

@@ -240,8 +240,8 @@ def sources_of(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
 @torch.no_grad()
 def copy_all(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Each source into its view on the host, in one batched call; done when it returns."""
-    on_gpu = [i for i, s in enumerate(sources) if s.device.type != "cpu"]
-    on_cpu = [i for i, s in enumerate(sources) if s.device.type == "cpu"]
+    on_cpu = [i for i, s in enumerate(sources) if s.is_cpu]
+    on_gpu = [i for i, s in enumerate(sources) if not s.is_cpu] if len(on_cpu) < len(sources) else []
     if on_gpu:
         _copy_from_gpu([views[i] for i in on_gpu], [sources[i] for i in on_gpu])
     if on_cpu:
