@@ -319,7 +319,8 @@ class Applier:
         return await self.at_store(spec, lambda stores, values: conflict_of(stores, spec, values))
 
     async def at_store(self, spec: EffectiveSpec, act: Callable[[Stores, dict[str, str]], T]) -> T:
-        """`act` of the stores and the job's credentials, in line with fences. Raises KubeError, FenceTrouble, as `act`."""
+        """`act` of the stores and the job's credentials, in line with fences. Raises KubeError, FenceTrouble, and what
+        `act` raises."""
         credentials = await self._credentials(spec)
         with _explained(credentials):
             async with self._fences.place(line_of(spec)):

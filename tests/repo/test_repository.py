@@ -117,8 +117,9 @@ def test_the_page_on_the_operators_files_names_each_module_once_and_none_that_is
     named = sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
     root = ROOT / "operator" / "rtj_operator"
     decide = [f"decide/{path.name}" for path in (root / "decide").glob("*.py")]
+    drills = [f"drills/{path.name}" for path in (root / "drills").glob("[!_]*.py")]
     flat = [path.name for path in root.glob("*.py") if path.name != "__init__.py"]
-    assert named == sorted([*flat, *decide, "api/", "pods/"])
+    assert named == sorted([*flat, *decide, *drills, "api/", "pods/"])
 
 
 def test_each_script_can_be_run() -> None:

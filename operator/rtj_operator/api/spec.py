@@ -307,8 +307,8 @@ class JobSpec(SpecModel):
     restart: Restart = Restart()
     """When and how often a new attempt is made."""
     drill: Drill | None = None
-    """Regular proof that the newest checkpoint can be restored: ResumeDrills are made, one at a time; the last three stay.
-    """
+    """Regular proof that the newest checkpoint can be restored: ResumeDrills are made, one at a time; the last three
+    stay."""
     scheduling: Scheduling = Scheduling()
     """How pods get their nodes."""
     active_deadline_seconds: int | None = Field(default=None, ge=1)

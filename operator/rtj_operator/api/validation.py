@@ -76,7 +76,9 @@ def _drill(case: _Case) -> Iterator[Problem]:
     found = plan_size(replace(mesh, nodes=size, min_nodes=size, max_nodes=size, sizes=()), size)
     if isinstance(found, Refusal):
         sentence = found.sentence.partition("; ")[0]
-        yield Problem(Reason.SIZES_INVALID, f"spec.drill.nodes {size}: {sentence}: choose another number of nodes")
+        yield Problem(
+            Reason.SIZES_INVALID, f"spec.drill.nodes {size}: {sentence}: choose another number of nodes"
+        )
 
 
 def _trainer(case: _Case) -> Iterator[Problem]:
