@@ -18,6 +18,7 @@ from trainer_sidecar.contract.drill import ReadResult
 from trainer_sidecar.contract.journal import Manifest, Owner, Quarantined, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault
+from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.base import NotFoundError, StoreError
 from trainer_sidecar.store.drills import DrillPassed, record_drill
 from trainer_sidecar.store.history import History, restore_point
@@ -77,19 +78,19 @@ def record_restored(
     Raises FenceTrouble, Unavailable.
     """
     with _journal(stores, order) as journal:
-        commit = journal.read().manifests[point.checkpoint_id]
-        attempt = _sandbox(journal, sandbox_run).newest
-        manifest = read_manifest(journal.store, journal.keys, restore_point(commit))
-        assert attempt is not None, "a sandbox that has restored has an attempt"
+        history, attempt = journal.read(), _sandbox(journal, sandbox_run).newest
+        if attempt is None or not history.restorable(point.checkpoint_id):
+            return Recorded()  # retired or quarantined by now; or the job is another one, with another store
+        manifest = read_manifest(journal.store, journal.keys, _point(history, point))
         passed = DrillPassed(
             checkpoint_id=point.checkpoint_id,
             drill=order.owner.uid,
             name=order.owner.name,
-            topology_from=manifest.topology,
+            topology_from=manifest.trained_on,
             topology_to=attempt.topology,
             fingerprints_sha256=fingerprints_digest(manifest.fingerprints),
         )
-        return replace(_record(journal, order, passed), mesh_from=_word(manifest.topology.mesh))
+        return replace(_record(journal, order, passed), mesh_from=_word(manifest.trained_on))
 
 
 def record_failed(stores: Stores, order: DrillOrder, point: DrilledCheckpoint, sandbox_run: str) -> Recorded:
@@ -194,8 +195,9 @@ def _point(history: History, point: DrilledCheckpoint) -> RestorePoint:
     return history.restore_point_of(point.checkpoint_id)
 
 
-def _word(mesh: object) -> str:
-    return str(mesh).partition("/")[0]
+def _word(trained_on: Topology | None) -> str:
+    """Its mesh in one word; empty for imported weights, which no mesh has trained."""
+    return str(trained_on.mesh).partition("/")[0] if trained_on is not None else ""
 
 
 def _sandbox(journal: Journal, run_id: str) -> History:
