@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from drill_world import LOSSES, NOW, RUN, SANDBOX, DrillCluster
+from fake_cluster import KEY
 
 from rtj_operator.api.drill import DrillPhase
 from rtj_operator.drills.words import DrillReason
@@ -191,6 +192,23 @@ def test_a_drill_without_a_result_fails_at_its_deadline_with_what_it_waited_for(
     assert "probe-drill: attempt 1" in (status.message or "")
     assert cluster.sandbox() is None
     assert not cluster.history_of().quarantined
+
+
+def test_a_job_that_is_edited_or_made_anew_meanwhile_changes_nothing_of_a_drill_that_runs(
+    cluster: DrillCluster,
+) -> None:
+    cluster.put_drill(nodes=1)
+    cluster.run(6)
+    cluster.edit_job(batch={"globalBatchSize": 7})
+    cluster.verdict(True)
+    cluster.run(2)
+    checkpoint = cluster.kube.objects[RTJ.plural, *KEY]["spec"]["checkpoint"]
+    cluster.edit_job(checkpoint={**checkpoint, "runId": "another"})
+    cluster.run(4)
+    status = cluster.drill().status
+    assert (status.phase, status.reason) == (DrillPhase.PASSED, DrillReason.MATCHED), status.message
+    assert [e.seq for e in verified(cluster)] == [status.journal_entry], "in the run that was drilled"
+    assert cluster.sandbox() is None
 
 
 def test_what_cannot_be_drilled_ends_with_the_reason(cluster: DrillCluster) -> None:

@@ -21,7 +21,7 @@ from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_f
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.store.base import NotFoundError, StoreError
 from trainer_sidecar.store.drills import DrillPassed, record_drill
-from trainer_sidecar.store.history import History, restore_point
+from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal, JournalError
 from trainer_sidecar.store.quarantine import accuse, why_not
 from trainer_sidecar.store.reread import confirmed

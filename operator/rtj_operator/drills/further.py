@@ -107,9 +107,9 @@ class DrillSteps:
                 return await self._record(case)
             if (late := overdue(case.drill, case.status, self.now())) is not None:
                 return await self._end(case, late)
-            made = self._job_of(case)
+            job = self._job_of(case)
             step = self._begin if case.status.checkpoint is None else self._watch
-            return await step(case, made)
+            return await step(case, job)
         except Ends as exc:
             return await self._end(case, exc.end)
         except FenceTrouble as exc:
@@ -130,14 +130,14 @@ class DrillSteps:
         status = told(case.drill, case.status, phase, reason, message)
         await self._write(case, status.model_copy(update={"started_at": began}))
 
-    def _job_of(self, case: Case) -> Prepared:
-        """The drilled job, resolved."""
-        name = case.drill.spec.job_name
+    def _job_of(self, case: Case) -> Object:
         if case.job is None:
+            name = case.drill.spec.job_name
             raise Ends(DrillReason.JOB_MISSING, f"there is no ResumableTrainingJob {name} in this namespace")
-        return self._prepared(case.job, f"job {name}")
+        return case.job
 
     def _prepared(self, raw: Object, what: str) -> Prepared:
+        """A job, resolved. The drilled one only until its sandbox is made: what is edited later is not drilled."""
         try:
             made = prepare(raw, self.defaults, self.settings)
         except InvalidJobError as exc:
@@ -147,10 +147,10 @@ class DrillSteps:
             raise Ends(DrillReason.SPEC_INVALID, f"{what}: {sentences}")
         return made
 
-    async def _begin(self, case: Case, made: Prepared) -> float:
+    async def _begin(self, case: Case, job: Object) -> float:
         """What is drilled, into the status; refused by name when no sandbox can be made for it."""
-        asked, job = case.drill.spec, case.job
-        assert job is not None
+        asked = case.drill.spec
+        made = self._prepared(job, f"job {asked.job_name}")
         try:
             point = await self.at_store(
                 self._order(case, made),
@@ -163,13 +163,13 @@ class DrillSteps:
         await self._write(case, begun(case.drill, point, self.now()))
         return 0.0
 
-    async def _watch(self, case: Case, made: Prepared) -> float:
+    async def _watch(self, case: Case, job: Object) -> float:
         """Make the sandbox, or see what it has come to."""
         where, kind = case.status.sandbox, _kind(case.drill)
         assert where is not None, "what was begun has a sandbox"
         raw = await self._find(case)
         if raw is None and where.uid is None:
-            await self._create(kind, self._body(case, made))
+            await self._create(kind, self._body(case, job))
             return _poll(case.drill)
         if raw is None:
             raise Ends(DrillReason.SANDBOX_GONE, f"{where.name} was deleted before there was a result")
@@ -185,11 +185,11 @@ class DrillSteps:
             return 0.0
         return max(0.1, min(_poll(case.drill), seconds_left(case.drill, status, self.now())))
 
-    def _body(self, case: Case, made: Prepared) -> Object:
+    def _body(self, case: Case, job: Object) -> Object:
         """The sandbox: a job that restores, or a Job that reads."""
-        drill, point, job = case.drill, case.status.checkpoint, case.job
+        drill, point = case.drill, case.status.checkpoint
         assert point is not None
-        assert job is not None
+        made = self._prepared(job, f"job {drill.spec.job_name}")
         if drill.spec.deep:
             return sandbox_job(drill, job, made.spec, point)
         where, spec = sandbox_metadata(drill), replace(made.spec, run_id=point.run_id)
@@ -272,9 +272,10 @@ class DrillSteps:
         )
 
     def _order(self, case: Case, made: Prepared) -> DrillOrder:
-        meta = case.drill.metadata
+        meta, point = case.drill.metadata, case.status.checkpoint
         owner = Owner(cluster=self.cluster, namespace=meta.namespace, name=meta.name, uid=meta.uid)
-        return DrillOrder(made.spec, case.drill.spec.run_id or made.spec.run_id, owner, self.writer)
+        run = point.run_id if point is not None else case.drill.spec.run_id or made.spec.run_id
+        return DrillOrder(made.spec, run, owner, self.writer)
 
     async def _find(self, case: Case) -> Object | None:
         """The sandbox, or what has its name; None when there is none."""
