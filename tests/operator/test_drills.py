@@ -10,6 +10,7 @@ from drill_world import LOSSES, NOW, RUN, SANDBOX, DrillCluster
 from fake_cluster import KEY
 
 from rtj_operator.api.drill import DrillPhase
+from rtj_operator.conditions import Reason
 from rtj_operator.drills.words import DrillReason
 from rtj_operator.kube import DRILLS, JOBS, PODS, RTJ, Object
 from trainer_sidecar.contract.drill import ReadResult
@@ -66,6 +67,9 @@ def test_a_drill_restores_in_a_sandbox_and_its_verdict_stands_in_the_run_s_journ
     assert cluster.history_of().verified[first.checkpoint_id] == entry
     assert cluster.sandbox() is None
     assert cluster.events() == [("ResumableTrainingJob", "DrillPassed"), ("ResumeDrill", "DrillPassed")]
+    assert not [s for m in cluster.jobs.metrics.collect() for s in m.samples], (
+        "an alert is never about a sandbox"
+    )
     assert len(cluster.history_of().attempts) == 1, "the run itself was never touched"
 
 
@@ -223,6 +227,20 @@ def test_what_cannot_be_drilled_ends_with_the_reason(cluster: DrillCluster) -> N
     assert gone.reason == DrillReason.NOTHING_TO_DRILL
     assert "was never committed in this run" in (gone.message or "")
     assert cluster.drill("other").status.phase is None, "it is another job's"
+
+
+def test_a_right_that_is_missing_is_in_the_status_until_it_is_granted(cluster: DrillCluster) -> None:
+    cluster.put_drill()
+    cluster.kube.denied["create", RTJ.plural] = RTJ.group
+    cluster.run(3)
+    status = cluster.drill().status
+    assert status.reason == Reason.RIGHT_MISSING
+    assert "grant create on resumabletrainingjobs.resumabletraining.io" in (status.message or "")
+    cluster.kube.denied.clear()
+    cluster.run(6)
+    cluster.verdict(True)
+    cluster.run(4)
+    assert cluster.drill().status.phase is DrillPhase.PASSED
 
 
 def test_an_object_of_somebody_else_under_the_sandbox_s_name_is_never_touched(cluster: DrillCluster) -> None:

@@ -215,8 +215,10 @@ class DrillSteps:
         """The result into the run's journal, the sandbox away, and the last status."""
         status = ended(case.drill, await self._recorded(case), self.now())
         await self._clear(case)
+        await self._announce(
+            case, status
+        )  # posted once, however often: nobody comes back for it after the last write
         await self._write(case, status)
-        await self._announce(case, status)
         return 0.0
 
     async def _recorded(self, case: Case) -> DrillStatus:

@@ -55,7 +55,9 @@ class DrillLoop:
         drilled = (meta.get("labels") or {}).get(LABEL_DRILL_OF)
         if drilled:
             self._later(self.queue.add, (meta["namespace"], drilled))
-        elif kind != "DELETED" and (job.get("spec") or {}).get("drill"):
+        elif kind == "DELETED":
+            self._later(self._seen.pop, (meta["namespace"], meta["name"]), None)
+        elif (job.get("spec") or {}).get("drill"):
             newest = ((job.get("status") or {}).get("lastCommitted") or {}).get("sequence")
             seen = (meta["uid"], meta.get("generation"), newest)
             self._later(self._scheduled, (meta["namespace"], meta["name"]), seen)
