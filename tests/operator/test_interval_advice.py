@@ -142,6 +142,10 @@ def test_no_save_is_begun_before_the_one_before_can_have_committed_and_one_outag
     assert interval(auto).seconds == 200
     outage = settled(saving(auto, 6, cost=0.001, commit=2000.0))
     assert interval(outage).seconds == 200
+    ended = interval(settled(failing(outage.later(903), step=777)))
+    assert (ended.failures, ended.seconds) == (1, 200), (
+        "most attempts that end in an outage end before a commit"
+    )
     longer = settled(saving(outage, 7, cost=0.001, commit=1000.0))
     assert interval(longer).seconds == 1000
 
@@ -157,20 +161,10 @@ def test_a_lower_bound_of_the_user_counts_at_once() -> None:
 def test_an_attempt_that_loses_work_brings_saves_closer_and_one_that_saved_does_not() -> None:
     auto = settled(saving(job(intervalSeconds=3600).later(100), 5))
     before = interval(auto)
-    failed = tuple(
-        pod(i, plan=True, status=end_report(OutcomeKind.FAILED).model_copy(update={"pod_index": i}))
-        for i in range(2)
-    )
-    lost = settled(
-        replace(auto, observed=replace(auto.observed, pods=failed)).later(903).with_nonce("nonce-2")
-    )
-    after = interval(lost)
-    assert after.failures == 0, "at step 10, and step 500 is committed"
     auto = auto.later(903)
-    beyond = tuple(_ended(p, step=777) for p in failed)
-    after = interval(
-        settled(replace(auto, observed=replace(auto.observed, pods=beyond)).with_nonce("nonce-2"))
-    )
+    after = interval(settled(failing(auto, step=10)))
+    assert after.failures == 0, "at step 10, and step 500 is committed"
+    after = interval(settled(failing(auto, step=777)))
     assert after.failures == 1
     assert after.node_seconds == pytest.approx(2 * (903 + 100 - 3), abs=2)
     assert before.mtbf_seconds is not None
@@ -179,9 +173,14 @@ def test_an_attempt_that_loses_work_brings_saves_closer_and_one_that_saved_does_
     assert after.seconds == pytest.approx(before.seconds / math.sqrt(2), rel=0.05)
 
 
-def _ended(view: Any, *, step: int) -> Any:
-    outcome = view.status.outcome.model_copy(update={"step": step})
-    return replace(view, status=view.status.model_copy(update={"outcome": outcome}))
+def failing(situation: Situation, *, step: int) -> Situation:
+    """The ranks have failed at that step."""
+    seen = end_report(OutcomeKind.FAILED)
+    assert seen.outcome is not None
+    seen = seen.model_copy(update={"outcome": seen.outcome.model_copy(update={"step": step})})
+    pods = tuple(pod(i, plan=True, status=seen.model_copy(update={"pod_index": i})) for i in range(2))
+    observed = replace(situation.observed, pods=pods)
+    return replace(situation, observed=observed).with_nonce("nonce-2")
 
 
 def test_ranks_that_are_told_to_save_and_exit_keep_that_order() -> None:

@@ -61,14 +61,19 @@ def with_interval(before: View, status: JobStatus) -> JobStatus:
 
 def _has_news(before: View, status: JobStatus, known: CheckpointInterval) -> bool:
     """There is a newer commit, the first measure of a save, or other wishes."""
-    old, new, policy = before.status.last_committed, status.last_committed, before.spec.checkpoint
-    if new is None:
+    policy = before.spec.checkpoint
+    if status.last_committed is None:
         return False
-    newer = old is None or new.sequence > old.sequence
     first = known.save_cost_seconds is None and _cost(before) is not None
     too_long = known.seconds is not None and known.seconds > upper_bound(policy.interval_seconds)
     chosen = policy.interval_policy is IntervalPolicy.AUTO
-    return newer or first or policy.interval_policy is not known.policy or (chosen and too_long)
+    changed = policy.interval_policy is not known.policy
+    return _newly_committed(before, status) or first or changed or (chosen and too_long)
+
+
+def _newly_committed(before: View, status: JobStatus) -> bool:
+    old, new = before.status.last_committed, status.last_committed
+    return new is not None and (old is None or new.sequence > old.sequence)
 
 
 def _with_ends(before: View, status: JobStatus, known: CheckpointInterval) -> CheckpointInterval:
@@ -174,8 +179,19 @@ def _restart_seconds(status: JobStatus) -> float | None:
 
 def _commit_seconds(before: View, status: JobStatus) -> float:
     """From stage to commit: of the newest save, or of the one before if that was quicker, so that one outage of the
-    store moves no interval."""
-    newest, last = status.save_seconds or 0.0, before.status.save_seconds
+    store moves no interval. Nor does it when an attempt ends before the next commit: what was chosen was enough."""
+    newest, last, had = (
+        status.save_seconds or 0.0,
+        before.status.save_seconds,
+        before.status.checkpoint_interval,
+    )
+    if (
+        had is not None
+        and had.seconds
+        and had.policy is IntervalPolicy.AUTO
+        and not _newly_committed(before, status)
+    ):
+        return min(newest, float(had.seconds))
     return newest if last is None else min(newest, last)
 
 
