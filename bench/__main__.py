@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "operator")]
 
-from figures import Results  # noqa: E402
+from figures import Figure, NotMeasured, Results  # noqa: E402
 
 BENCHES = {
     "datapath": "saves and restores against memcpy, raw S3 transfers and DCP; planning for a thousand ranks",
@@ -36,19 +36,20 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=300, help="scale: pods that fail")
     parser.add_argument("--idle-seconds", type=int, default=240, help="scale: how long nothing happens")
     parser.add_argument("--megabytes", type=int, default=256, help="datapath: size of the model")
-    parser.add_argument("--rounds", type=int, default=7, help="datapath: warm saves")
+    parser.add_argument("--rounds", type=int, default=7, help="datapath: warm saves, at least 5")
+    parser.add_argument("--quick", action="store_true", help="datapath: the rows that change most often")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(BENCHES))
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(BENCHES)}")
     results = Results(Path(__file__).with_name("out") / "results.json")
-    measured = []
+    measured: list[Figure | NotMeasured] = []
     for name in options.names or BENCHES:
-        for figure in importlib.import_module(name).measure(options):
-            results.add(figure)
-            measured.append(figure)
-    print(results.table([f.name for f in measured]))
-    return int(any(f.holds is False for f in measured))
+        for row in importlib.import_module(name).measure(options):
+            results.add(row)
+            measured.append(row)
+    print(results.table([row.name for row in measured]))
+    return int(any(isinstance(row, Figure) and row.holds is False for row in measured))
 
 
 if __name__ == "__main__":

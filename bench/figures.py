@@ -8,7 +8,15 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+ROUNDS = 5
+"""Fewest rounds that a ratio is made of."""
+
+
+class NothingHappenedError(Exception):
+    """What was to be measured did not happen, or cannot have: there is no figure."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,15 @@ class Figure:
         return None if self.target is None else self.value <= self.target
 
 
+@dataclass(frozen=True)
+class NotMeasured:
+    """A row that this machine, or this installation, cannot give."""
+
+    name: str
+    why: str
+    target: float | None = None
+
+
 class Results:
     """All figures ever measured here, the newest of each name."""
 
@@ -36,29 +53,55 @@ class Results:
         self._path = path
         self._all = self._read()
 
-    def add(self, figure: Figure) -> None:
-        """Keep and show one figure."""
+    def add(self, row: Figure | NotMeasured) -> None:
+        """Keep and show one row."""
+        if isinstance(row, NotMeasured):
+            body = {"value": None, "target": row.target, "holds": None, "why": row.why}
+            print(f"{row.name}: not measured: {row.why}", flush=True)
+        else:
+            body = {k: v for k, v in asdict(row).items() if k != "name"} | {"holds": row.holds}
+            print(f"{row.name}: {row.value:.3g} {row.unit} ({row.spread}) {row.peer}", flush=True)
         self._all = self._read()  # another benchmark may run at the same time
-        body = {k: v for k, v in asdict(figure).items() if k != "name"}
-        self._all[figure.name] = {**body, "holds": figure.holds, "machine": machine()}
+        self._all[row.name] = {**body, "machine": machine()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self._all, indent=1, sort_keys=True) + "\n")
-        print(f"{figure.name}: {figure.value:.3g} {figure.unit} {figure.spread}", flush=True)
+        self._path.write_text(json.dumps(self._all, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
     def _read(self) -> dict[str, Any]:
         return json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def table(self, names: Sequence[str]) -> str:
-        """The figures of these names, one a line."""
+        """The rows of these names, one a line; those that were not measured below."""
         rows = [("figure", "value", "target", "holds", "spread", "beside it")]
+        missing = []
         for name in names:
             f = self._all[name]
-            target = "" if f["target"] is None else f"{f['target']:g}"
+            target = "" if f["target"] is None else f"≤ {f['target']:.3g}"
+            if f["value"] is None:
+                missing.append(f"{name}{f' ({target})' if target else ''}: {f['why']}")
+                continue
             holds = {True: "yes", False: "NO", None: ""}[f["holds"]]
             rows.append((name, f"{f['value']:.3g} {f['unit']}", target, holds, f["spread"], f["peer"]))
         widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+        more = ["", "not measured", "------------", *missing] if missing else []
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *more])
+
+
+def ratio(
+    name: str,
+    over: Sequence[float],
+    under: Sequence[float],
+    target: float | None = None,
+    peer: str = "",
+    rounds: int = ROUNDS,
+) -> Figure:
+    """Median of the rounds' ratios. Raises NothingHappenedError for too few rounds and for times that are none."""
+    if len(over) != len(under) or len(over) < rounds:
+        raise NothingHappenedError(f"{name}: {len(over)} and {len(under)} rounds, {rounds} are needed")
+    if min(*over, *under) <= 0:
+        raise NothingHappenedError(f"{name}: something took no time at all: {over}, {under}")
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return Figure(name, median(ratios), "×", target, spread(ratios), peer)
 
 
 def machine() -> str:

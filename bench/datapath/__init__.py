@@ -1,125 +1,170 @@
-"""Saves and restores of one machine against what bounds them: memcpy, raw S3 transfers, and torch's own DCP.
+"""Saves and restores of one machine against what bounds them: memcpy, raw S3 transfers, and what others do.
 
-Every figure is a ratio of two things measured by turns in one run, the median of several: machines are noisy, ratios
-less so. The store is a real S3 server on loopback; trainer and sidecar are real processes under `rtj run`.
+Every figure is a ratio of two things measured by turns in one run, the median of at least five rounds: machines are
+noisy, ratios less so. The store is a real S3 server on loopback with its data in memory; trainer and sidecar are real
+processes under `rtj run`; every save that counts is looked up in the journal.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from figures import Figure, spread
+from figures import Figure, NotMeasured, ratio, spread
 
-from datapath import large_scale, raw
+from datapath import fetched, large_scale, missing, processes
+from datapath.raw import Bucket
+from datapath.servers import Throttle, server
+from datapath.training_run import Fact, TrainingRun, column
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("trainer.py")
-
-
-def measure(options: argparse.Namespace) -> Iterable[Figure]:
-    """All figures, as they come."""
-    with TemporaryDirectory(prefix="rtj-bench-") as folder, raw.server(Path(folder)) as store:
-        for label, tensors, size in (("large tensors", 12, options.megabytes), ("small tensors", 1000, 16)):
-            yield from _saves(label, tensors, size, options.rounds, store, Path(folder))
-    yield from large_scale.measure()
+_MB = 10**6
+_SLOW = 100 * _MB
+"""Bytes per second of the store that is throttled: a busy 1 Gbit/s link."""
+Row = Figure | NotMeasured
 
 
-def _saves(
-    label: str, tensors: int, megabytes: int, rounds: int, store: raw.Bucket, folder: Path
-) -> Iterable[Figure]:
-    """One model: trained, saved `rounds` times, and resumed."""
-    out = folder / f"{tensors}.jsonl"
-    environment = {
-        **os.environ,
-        "BENCH_OUT": str(out),
-        "BENCH_TENSORS": str(tensors),
-        "BENCH_BYTES": str(megabytes * 10**6),
-        "BENCH_ROUNDS": str(rounds),
-        "BENCH_DCP": str(folder / f"dcp-{tensors}"),
-        "OMP_NUM_THREADS": "1",
-        **store.environment,
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "trainer_sidecar.cli",
-        "run",
-        "--store",
-        store.url,
-        "--endpoint",
-        store.endpoint,
-    ]
-    command += ["--run-id", f"bench-{tensors}", "--interval-steps", "0", "--interval-seconds", "0"]
-    for resume in (False, True):
-        steps = "2" if resume else "0"
-        done = subprocess.run(
-            [*command, "--", str(SCRIPT)],
-            env={**environment, "BENCH_MORE_STEPS": steps},
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{label}: rtj run ended with {done.returncode}: {done.stderr[-3000:]}")
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    yield from _figures(label, found, store)
+def measure(options: argparse.Namespace) -> Iterable[Row]:
+    """All rows, as they come."""
+    rounds = max(5, options.rounds)
+    with server() as (store, pid):
+        large = TrainingRun(store, "bench-large", options.megabytes * _MB, 12, pid)
+        yield from _saves("large tensors", large.act("saves", "lost", rounds=rounds, dcp=True))
+        yield from _restores("large tensors", large, 5)
+        small = TrainingRun(store, "bench-small", 16 * _MB, 1000, pid)
+        facts = small.act("idle", "saves", rounds=rounds, dcp=True)
+        yield from _steps(facts)
+        yield from _saves("small tensors", facts)
+        two = TrainingRun(store, "bench-two", options.megabytes * _MB, 12, pid, ranks=2)
+        yield from _two_ranks(two.act("idle", "together", rounds=rounds, idle=60))
+        if not options.quick:
+            yield from _restores("small tensors", small, 5)
+            yield from _peers(large.act("peers", rounds=5))
+            yield from _throttled(store, pid)
+            yield from _many(store, pid)
+    starts = [processes.sidecar_start_seconds() for _ in range(5)]
+    yield Figure("datapath: start of the sidecar", median(starts), "s", 0.5, spread(starts))
+    for before, now in ((8, 6), (64, 48)):
+        name = f"datapath: computed: 7B, {before} → {now} ranks: bytes fetched ÷ needed, worst pod"
+        yield Figure(name, fetched.worst_pod(before, now), "×", 1.05)
+    yield from large_scale.measure(256 if options.quick else 1024)
+    yield from missing.rows(quick=options.quick)
 
 
-def _figures(label: str, found: list[dict[str, Any]], store: raw.Bucket) -> Iterable[Figure]:
-    rounds = [f for f in found if f["kind"] == "save"]
-    first, warm = rounds[0], rounds[1:]
-    name = label.replace(" ", "-")
+def _saves(label: str, facts: list[Fact]) -> Iterator[Row]:
+    """What one rank's saves cost."""
+    name = f"datapath: {label}"
+    memcpy, blocking = column(facts, "save", "memcpy"), column(facts, "save", "blocking")
+    seconds, raw = column(facts, "save", "seconds"), column(facts, "save", "raw")
+    first = next(f for f in facts if f["kind"] == "save")
     small = first["bytes"] / first["tensors"] < 32 * 1024
-
-    def ratios(over: str, under: str) -> list[float]:
-        return [r[over] / r[under] for r in warm]
-
-    blocking, peer = ratios("blocking", "memcpy"), ratios("dcp_blocking", "memcpy")
+    peer = median(d / m for d, m in zip(column(facts, "save", "dcp"), memcpy, strict=True))
+    title = f"{name}: blocking of a warm save ÷ memcpy"
+    yield ratio(title, blocking, memcpy, 1.5 if small else 1.15, f"DCP async_save {peer:.3g}×")
     yield Figure(
-        f"{name}/blocking of a warm save ÷ memcpy",
-        median(blocking),
-        "×",
-        1.5 if small else 1.15,
-        spread(blocking),
-        f"DCP async_save {median(peer):.3g}×",
-    )
-    yield Figure(
-        f"{name}/blocking of the first save ÷ memcpy",
-        first["blocking"] / first["memcpy"],
+        f"{name}: blocking of the first save ÷ memcpy",
+        first["blocking"] / median(memcpy),
         "×",
         1.3,
-        "",
-        f"DCP async_save {first['dcp_blocking'] / first['memcpy']:.3g}×",
+        "n=1",
+        f"DCP async_save {first['dcp'] / median(memcpy):.3g}×",
     )
-    # Rates of three transfers of the same bytes: ours, raw, ours ... the raw one is measured by turns, too.
-    uploads = [store.upload_seconds(first["bytes"]) for _ in warm]
-    committed = [r["committed"] for r in warm]
-    yield Figure(
-        f"{name}/raw upload with SHA-256 ÷ save end to end",
-        median(committed) / median(uploads),
-        "×",
-        1 / 0.9,
-        f"save {spread(committed)} s, raw {spread(uploads)} s",
-        f"{first['bytes'] / median(committed) / 1e6:.0f} MB/s, raw {first['bytes'] / median(uploads) / 1e6:.0f} MB/s",
+    rates = f"{first['bytes'] / median(seconds) / _MB:.0f} MB/s, raw {first['bytes'] / median(raw) / _MB:.0f} MB/s"
+    title = f"{name}: save, step's end to commit ÷ raw multipart with SHA-256"
+    yield ratio(title, seconds, raw, 1 / 0.9, rates)
+    if not small:
+        cpu, raw_cpu = column(facts, "save", "cpu"), column(facts, "save", "raw_cpu")
+        per = f"{median(cpu) / first['bytes'] * 1e9:.2f} s, raw {median(raw_cpu) / first['bytes'] * 1e9:.2f} s per GB"
+        yield ratio(f"{name}: CPU of a save ÷ raw multipart with SHA-256", cpu, raw_cpu, 1.2, per)
+        volume, size = column(facts, "save", "volume"), [first["bytes"]] * len(seconds)
+        beside = "and at most 4 upload parts of 8 MiB in the sidecar"
+        yield ratio(
+            f"{name}: memory of the shared volume ÷ bytes that the pod writes", volume, size, 1.1, beside
+        )
+    lost = column(facts, "lost", "lost", warm=False)
+    if lost:
+        step = median(column(facts, "lost", "step", warm=False))
+        beside = f"steps of {step * 1e3:.0f} ms, store beside the sidecar"
+        title = f"{name}: steps lost per save, sidecar on another core"
+        yield Figure(title, median(lost), "steps", 0.5, spread(lost), beside)
+
+
+def _steps(facts: list[Fact]) -> Iterator[Row]:
+    """What a step's end costs without a save, on one rank."""
+    (idle,) = (f for f in facts if f["kind"] == "idle")
+    own = [max(0.0, fed - plain) for fed, plain in zip(idle["fed"], idle["plain"], strict=True)]
+    beside = f"and {median(own) * 1e6:.0f} µs with the next batch"
+    end = [e * 1e6 for e in idle["end"]]
+    yield Figure("datapath: step end without a save, 1 rank", median(end), "µs", 20, spread(end), beside)
+
+
+def _two_ranks(facts: list[Fact]) -> Iterator[Row]:
+    memcpy, blocking = column(facts, "together", "memcpy"), column(facts, "together", "blocking")
+    title = "datapath: 2 ranks: blocking of a warm save ÷ memcpy by both at once"
+    yield ratio(title, blocking, memcpy, 1.15)
+    own = [
+        end + max(0.0, fed - plain)
+        for f in facts
+        if f["kind"] == "idle"
+        for end, fed, plain in zip(f["end"], f["fed"], f["plain"], strict=True)
+    ]
+    micro = [o * 1e6 for o in own]
+    title = "datapath: step end and agreement without a save, 2 ranks ÷ a step of 100 ms"
+    yield Figure(title, median(own) / 0.1 * 100, "%", 0.5, f"{spread(micro)} µs")
+
+
+def _restores(label: str, run: TrainingRun, rounds: int) -> Iterator[Row]:
+    """Restores into fresh processes, before and after a raw download by turns."""
+    facts = [run.act("restore", round=i)[0] for i in range(rounds)]
+    seconds, raw = (
+        column(facts, "restore", "seconds", warm=False),
+        column(facts, "restore", "raw", warm=False),
     )
-    restored = next(f for f in found if f["kind"] == "restore")
-    downloads = [store.download_seconds(first["bytes"]) for _ in range(3)]
-    yield Figure(
-        f"{name}/restore with verification ÷ raw ranged GET with SHA-256",
-        restored["seconds"] / median(downloads),
-        "×",
-        1 / 0.85,
-        f"raw {spread(downloads)} s",
-        f"{first['bytes'] / restored['seconds'] / 1e6:.0f} MB/s",
-    )
-    yield Figure(f"{name}/step end without a save", first["step_end"] * 1e6, "µs", 20)
+    rates = f"{run.bytes / median(seconds) / _MB:.0f} MB/s, raw {run.bytes / median(raw) / _MB:.0f} MB/s; "
+    phases = {p: median(f["phases"][p] for f in facts) for p in facts[0]["phases"] if p != "total"}
+    phases["rest"] = median(seconds) - sum(phases.values())
+    rates += ", ".join(f"{p} {s * 1e3:.0f} ms" for p, s in phases.items())
+    title = f"datapath: {label}: restore with verification ÷ raw ranged GET with SHA-256"
+    yield ratio(title, seconds, raw, 1 / 0.85, rates)
+    starts = {part: median(f["start"][part] for f in facts) for part in facts[0]["start"]}
+    parts = ", ".join(f"{part} {s:.2f} s" for part, s in starts.items())
+    title = f"datapath: {label}: start of a rank to its first step"
+    yield Figure(title, sum(starts.values()), "s", None, f"n={rounds}", parts)
+
+
+def _peers(facts: list[Fact]) -> Iterator[Row]:
+    """The same bytes in the store by what others do."""
+    ours = column(facts, "peers", "seconds", warm=False)
+    for name in facts[0]["times"]:
+        theirs = [f["times"][name] for f in facts]
+        yield ratio(
+            f"datapath: large tensors: save, step's end to commit ÷ {name} and upload", ours, theirs, 1
+        )
+
+
+def _throttled(store: Bucket, pid: int) -> Iterator[Row]:
+    """The same over a link as there are: what the machine computes hides behind it, or does not."""
+    with Throttle(store.endpoint, _SLOW) as link:
+        slow = Bucket(link.endpoint, store.access, store.secret)
+        label = f"store throttled to {_SLOW / _MB:.0f} MB/s"
+        run = TrainingRun(slow, "bench-slow", 64 * _MB, 12, pid)
+        facts = run.act("saves", rounds=5)
+        seconds, raw = column(facts, "save", "seconds"), column(facts, "save", "raw")
+        title = f"datapath: {label}: save, step's end to commit ÷ raw multipart with SHA-256"
+        yield ratio(title, seconds, raw, 1 / 0.9)
+        yield from _restores(label, run, 5)
+
+
+def _many(store: Bucket, pid: int) -> Iterator[Row]:
+    """Two hundred saves: memory of the sidecar; and what frozen weights cost after the first."""
+    run = TrainingRun(store, "bench-many", 1 * _MB, 20, pid, frozen=32 * _MB, optimizer="Adam")
+    facts = run.act("many", rounds=200)
+    resident = column(facts, "many", "resident", warm=False)
+    grown = max(resident[20:]) / resident[20]
+    beside = f"{resident[20] / 2**20:.0f} MiB after 20, {resident[-1] / 2**20:.0f} MiB at the end"
+    yield Figure("datapath: memory of the sidecar over 200 saves ÷ after 20", grown, "×", 1.05, "", beside)
+    committed = run.committed_bytes()
+    stored = [committed[f["checkpoint"]] for f in facts if f["round"]]
+    state = 3 * facts[0]["bytes"]  # parameters and two moments
+    title = "datapath: LoRA: bytes per save after the first ÷ trainable state and its moments"
+    yield ratio(title, stored, [state] * len(stored), 1.05, f"{run.frozen / _MB:.0f} MB are frozen")

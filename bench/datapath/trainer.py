@@ -1,5 +1,7 @@
-"""One rank with a model of so many bytes: saves by turns with a memcpy of the same bytes and DCP's async_save.
+"""One rank of the benchmark: does what `BENCH` asks for, by turns with what it is compared with, a line per round.
 
+A round is written down only when it happened: a save that is timed must have begun at that step's end and be committed
+(the benchmark looks it up in the journal once more), a restore must have read every byte. Otherwise the rank fails.
 The optimizer is SGD without momentum: the state is the parameters alone, so that bytes are exact.
 """
 
@@ -8,113 +10,347 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import peers
+import processes
+import raw
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from trainer_sidecar.train import Session
-from trainer_sidecar.train.saves import Code
+from trainer_sidecar.train.saves import Code, InFlight
 
-TENSORS, BYTES = int(os.environ["BENCH_TENSORS"]), int(os.environ["BENCH_BYTES"])
-ROUNDS, MORE = int(os.environ["BENCH_ROUNDS"]), int(os.environ["BENCH_MORE_STEPS"])
-OUT, DCP = Path(os.environ["BENCH_OUT"]), Path(os.environ["BENCH_DCP"])
+IMPORTED = processes.age_seconds()
+TASK: dict[str, Any] = json.loads(os.environ["BENCH"])
+SCRATCH = Path(TASK["scratch"])
+
+
+def say(**fact: object) -> None:
+    with Path(TASK["out"]).open("a") as file:
+        file.write(json.dumps({"rank": int(os.environ.get("RANK", 0)), **fact}) + "\n")
+
+
+def timed(act: Callable[[], object]) -> float:
+    begin = time.monotonic()
+    act()
+    return time.monotonic() - begin
 
 
 class Weights(nn.Module):
-    """So many equal tensors."""
+    """So many equal tensors, so many bytes; and `frozen` bytes that do not train."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: int, size: int, frozen: int) -> None:
         super().__init__()
-        rows = BYTES // 4 // TENSORS // 64
-        self.w = nn.ParameterList([nn.Parameter(torch.randn(rows, 64)) for _ in range(TENSORS)])
+        rows = size // 4 // tensors // 64
+        self.w = nn.ParameterList([nn.Parameter(torch.randn(rows, 64)) for _ in range(tensors)])
+        if frozen:
+            self.base = nn.Parameter(torch.randn(frozen // 4 // 64, 64), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.w[0][:1] * x).sum()
 
 
-def say(**fact: object) -> None:
-    with OUT.open("a") as file:
-        file.write(json.dumps(fact) + "\n")
+class Rank:
+    """Model, session and store of this process."""
 
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        Session.mesh_from_env("cpu")
+        self.world = dist.get_world_size()
+        self.model = Weights(TASK["tensors"], TASK["bytes"], TASK["frozen"])
+        trains = [p for p in self.model.parameters() if p.requires_grad]
+        adam = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[TASK["optimizer"]]
+        self.optimizer: torch.optim.Optimizer = adam(trains, lr=0.0)
+        self.tensors = [p.detach() for p in trains]
+        self.bytes = sum(t.nbytes for t in self.tensors)
+        self.data = [torch.ones(1) for _ in range(4096)]
+        self.store = raw.Bucket(**TASK["store"])
+        self.work: Callable[[], object] = lambda: None
 
-def main() -> None:
-    torch.set_num_threads(1)
-    model = Weights()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    data = [torch.ones(1) for _ in range(4096)]
-    steps = 8 * (ROUNDS + 1) + 20
-    session = Session.from_env(
-        model=model, optimizer=optimizer, data=data, total_steps=steps + MORE, device="cpu"
-    )
-    with session as s:
-        if s.step:
-            report = s.resume
-            assert report is not None
-            say(kind="restore", seconds=report.seconds["total"], phases=report.seconds)
-        else:
-            rounds(s, model, optimizer)
-        for x in s.batches():
-            step(s, model, optimizer, x)
+    def open(self) -> Session:
+        self.session = Session.from_env(
+            model=self.model, optimizer=self.optimizer, data=self.data, total_steps=10**9, device="cpu"
+        )
+        return self.session
 
+    def begin(self) -> None:
+        self.feed = iter(self.session.batches())
 
-def step(s: Session, model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
-    """Seconds in step_end."""
-    model(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    begin = time.monotonic()
-    s.step_end()
-    return time.monotonic() - begin
-
-
-def rounds(s: Session, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    tensors = [p.detach() for p in model.parameters()]
-    copies = [torch.empty_like(t) for t in tensors]
-    dist_ready = dist.is_initialized() or _gloo()
-    assert dist_ready
-    feed = iter(s.batches())
-    idle = [step(s, model, optimizer, next(feed)) for _ in range(15)]
-    for number in range(ROUNDS + 1):
-        while s._saves.in_flight is not None:  # the outcome is agreed on at a step's end
-            step(s, model, optimizer, next(feed))
-        s.request_save()
-        save = 0.0
+    def step(self) -> tuple[float, float, float]:
+        """A step; the moment at which its end began, seconds that the end took, and the next batch before it."""
         begin = time.monotonic()
-        while s._saves.in_flight is None:  # the request is agreed on one step later
-            begin = time.monotonic()
-            save = step(s, model, optimizer, next(feed))
-        while s._saves.in_flight.code == Code.NONE:
+        x = next(self.feed)
+        fed = time.monotonic() - begin
+        self.work()
+        self.model(x).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.world > 1:  # as gradients do, so that ranks come to the step's end together
+            dist.all_reduce(torch.zeros(1))
+        begin = time.monotonic()
+        self.session.step_end()
+        return begin, time.monotonic() - begin, fed
+
+    @property
+    def saves(self) -> Any:
+        return self.session._saves
+
+    @property
+    def sidecar(self) -> int:
+        return processes.peer_of(self.session._env.client._socket)
+
+    def settle(self) -> None:
+        """Until no save is in flight, on all ranks alike."""
+        while self.saves.in_flight is not None:
+            self.step()
             time.sleep(0.005)
-        assert s._saves.in_flight.code == Code.COMMITTED
-        committed = time.monotonic() - begin
-        begin = time.monotonic()
-        torch._foreach_copy_(copies, tensors)
-        memcpy = time.monotonic() - begin
-        shutil.rmtree(DCP, ignore_errors=True)
-        begin = time.monotonic()
-        future = dcp.async_save({"model": model.state_dict()}, checkpoint_id=str(DCP))
-        dcp_blocking = time.monotonic() - begin
-        future.result()
+
+    def begin_save(self) -> tuple[InFlight, float, float]:
+        """The save, the moment at which the step's end began that it is of, and the seconds that the end took."""
+        assert self.saves.in_flight is None
+        self.session.request_save()
+        for _ in range(3):
+            began, seconds, _ = self.step()
+            if self.saves.in_flight is not None:
+                return self.saves.in_flight, began, seconds
+        raise RuntimeError("no save began within three steps of request_save()")
+
+    def committed(self, save: InFlight) -> None:
+        self.settle()
+        if self.saves.committed_step != save.step:
+            raise RuntimeError(f"the save of step {save.step} is not committed: {self.saves.last_failure}")
+
+    def save(self) -> dict[str, Any]:
+        """A save on one rank, from the step's end to the commit, with nothing beside it."""
+        own, sidecar = time.process_time(), processes.cpu_seconds(self.sidecar)
+        save, began, blocking = self.begin_save()
+        assert save.thread is not None
+        save.thread.join()
+        end, cpu = time.monotonic(), processes.cpu_seconds(self.sidecar) - sidecar + time.process_time() - own
+        if save.code != Code.COMMITTED:
+            raise RuntimeError(
+                f"the save of step {save.step} ended as {save.code!r}: {save.detail} {save.error}"
+            )
+        self.committed(save)
+        return {
+            "checkpoint": save.checkpoint_id,
+            "blocking": blocking,
+            "seconds": end - began,
+            "cpu": cpu,
+            "bytes": self.bytes,
+        }
+
+
+def idle(rank: Rank) -> None:
+    """Steps without a save. What a batch costs without a session is measured by turns."""
+    ends, feeds, plain = [], [], []
+    pick = iter(range(10**9))
+    for _ in range(TASK["idle"]):
+        _, end, fed = rank.step()
+        ends.append(end)
+        feeds.append(fed)
+        at = next(pick) % len(rank.data)
+        plain.append(timed(lambda at=at: torch.utils.data.default_collate([rank.data[at]])))  # type: ignore[misc]
+    say(kind="idle", end=ends, fed=feeds, plain=plain)
+
+
+def saves(rank: Rank) -> None:
+    """By turns: memcpy, a save, a raw upload of the same bytes, DCP's async_save to memory."""
+    copies = [torch.empty_like(t) for t in rank.tensors]
+    whole = torch.cat([t.reshape(-1) for t in rank.tensors]).numpy()
+    bytes_ = memoryview(whole).cast("B")
+    for number in range(TASK["rounds"] + 1):
+        memcpy = timed(lambda: torch._foreach_copy_(copies, rank.tensors))
+        save = rank.save()
+        cpu = time.process_time()
+        upload = rank.store.upload_seconds("raw/object", bytes_)
+        cpu = time.process_time() - cpu
+        blocking = _dcp_blocking(rank) if TASK["dcp"] else 0.0
         say(
             kind="save",
             round=number,
-            blocking=save,
-            committed=committed,
             memcpy=memcpy,
-            dcp_blocking=dcp_blocking,
-            bytes=sum(t.numel() * 4 for t in tensors),
-            tensors=len(tensors),
-            step_end=sorted(idle)[len(idle) // 2],
+            raw=upload,
+            raw_cpu=cpu,
+            dcp=blocking,
+            tensors=len(rank.tensors),
+            volume=processes.allocated_bytes(rank.session._env.volume.root),
+            **save,
         )
 
 
-def _gloo() -> bool:
-    dist.init_process_group("gloo")
-    return True
+def _dcp_blocking(rank: Rank) -> float:
+    folder = SCRATCH / "dcp"
+    shutil.rmtree(folder, ignore_errors=True)
+    begin = time.monotonic()
+    future = dcp.async_save({"model": rank.model.state_dict()}, checkpoint_id=str(folder))
+    blocking = time.monotonic() - begin
+    future.result()
+    found = sum(p.stat().st_size for p in folder.glob("*.distcp"))
+    if found < rank.bytes:
+        raise RuntimeError(f"DCP wrote {found} of {rank.bytes} bytes")
+    return blocking
+
+
+def together(rank: Rank) -> None:
+    """Saves of several ranks: each blocks for its own share, against a memcpy of so many bytes by all at once."""
+    share = rank.tensors[:: rank.world]
+    copies = [torch.empty_like(t) for t in share]
+    for number in range(TASK["rounds"] + 1):
+        dist.barrier()
+        memcpy = timed(lambda: torch._foreach_copy_(copies, share))
+        dist.barrier()
+        save, _, blocking = rank.begin_save()
+        rank.committed(save)
+        mine, copied = rank.saves._planner._cached.size, sum(t.nbytes for t in share)
+        if not 0.9 < mine / copied < 1.1:
+            raise RuntimeError(f"this rank saved {mine} bytes, the memcpy beside it was of {copied}")
+        say(
+            kind="together",
+            round=number,
+            memcpy=memcpy,
+            blocking=blocking,
+            checkpoint=save.checkpoint_id,
+            bytes=rank.bytes,
+            tensors=len(rank.tensors),
+        )
+
+
+def against_peers(rank: Rank) -> None:
+    """By turns: a save, and what others do until the same bytes are in the store, unhashed by their readers."""
+    kinds = {name: make(rank.model, SCRATCH) for name, make in peers.KINDS.items()}
+    for number in range(TASK["rounds"]):
+        save = rank.save()
+        times = {}
+        for name, write in kinds.items():
+            folder = SCRATCH / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            begin = time.monotonic()
+            write(folder)
+            sent = peers.upload_folder(rank.store, name, folder)
+            times[name] = time.monotonic() - begin
+            if sent < rank.bytes:
+                raise RuntimeError(f"{name} stored {sent} of {rank.bytes} bytes")
+        say(kind="peers", round=number, times=times, **save)
+
+
+def lost_steps(rank: Rank) -> None:
+    """Steps of plain arithmetic: so many without a save, so many with one, by turns; the sidecar on the other core."""
+    cores = sorted(os.sched_getaffinity(0))
+    processes.keep_on(os.getpid(), {cores[0]})
+    for other in (rank.sidecar, TASK["server"]):
+        processes.keep_on(other, set(cores[1:]) or set(cores))
+    try:
+        _lost_steps(rank)
+    finally:
+        processes.keep_on(TASK["server"], set(cores))
+
+
+def _lost_steps(rank: Rank) -> None:
+    a = torch.randn(768, 768)
+    once = statistics.median(timed(lambda: a @ a) for _ in range(9))
+    times = max(1, round(TASK["step_seconds"] / once))
+    rank.work = lambda: [a @ a for _ in range(times)]
+    for number in range(TASK["rounds"]):
+        plain = [timed(rank.step) for _ in range(5)]
+        begin, steps = time.monotonic(), 0
+        save, _, blocking = rank.begin_save()
+        steps += 1
+        while rank.saves.in_flight is not None:
+            rank.step()
+            steps += 1
+        seconds = time.monotonic() - begin
+        rank.committed(save)
+        step = statistics.median(plain)
+        say(
+            kind="lost",
+            round=number,
+            step=step,
+            lost=(seconds - steps * step) / step,
+            steps=steps,
+            blocking=blocking,
+            checkpoint=save.checkpoint_id,
+            bytes=rank.bytes,
+        )
+
+
+def many(rank: Rank) -> None:
+    """One save after the other, and the sidecar's memory."""
+    for number in range(TASK["rounds"]):
+        save = rank.save()
+        say(kind="many", round=number, resident=processes.resident_bytes(rank.sidecar), **save)
+
+
+def restore(rank: Rank) -> None:
+    """A restore into a fresh process, before or after a raw download of the same bytes."""
+    joined = processes.age_seconds()
+    downloads = []
+    if TASK["round"] % 2:
+        downloads.append(rank.store.download_seconds("raw/object", rank.bytes))
+    begin = time.monotonic()
+    rank.open()
+    seconds = time.monotonic() - begin
+    with rank.session as session:
+        if not downloads:
+            downloads.append(rank.store.download_seconds("raw/object", rank.bytes))
+        _restored(rank, session, seconds, downloads[0], joined)
+
+
+def _restored(rank: Rank, session: Session, seconds: float, download: float, joined: float) -> None:
+    report = session.resume
+    if report is None or not report.passed or report.bytes_needed != rank.bytes * rank.world:
+        raise RuntimeError(f"{rank.bytes} bytes were not restored: {report}")
+    rank.begin()
+    begin = time.monotonic()
+    rank.step()
+    say(
+        kind="restore",
+        round=TASK["round"],
+        seconds=seconds,
+        raw=download,
+        phases=report.seconds,
+        fetched=report.bytes_fetched,
+        bytes=rank.bytes,
+        start={
+            "python and imports": IMPORTED,
+            "joining": joined - IMPORTED,
+            "restore": seconds,
+            "first step": time.monotonic() - begin,
+        },
+    )
+
+
+ACTS = {
+    "idle": idle,
+    "saves": saves,
+    "together": together,
+    "peers": against_peers,
+    "lost": lost_steps,
+    "many": many,
+}
+
+
+def main() -> None:
+    rank = Rank()
+    if TASK["acts"] == ["restore"]:
+        restore(rank)
+        return
+    with rank.open():
+        rank.begin()
+        for _ in range(15):
+            rank.step()
+        for act in TASK["acts"]:
+            ACTS[act](rank)
+        rank.settle()
 
 
 if __name__ == "__main__":

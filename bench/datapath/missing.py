@@ -1,0 +1,35 @@
+"""Rows of the table that this machine, this installation or a quick run does not give, each with its reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+from figures import NotMeasured
+
+_PEERS = {
+    "s3torchconnector": ("save and restore ÷ s3torchconnector", 1.0),
+    "s3fs": ("save ÷ DCP with fsspec", 1.0),
+    "torchsnapshot": ("save ÷ torchsnapshot", 1.0),
+}
+
+
+def rows(*, quick: bool) -> Iterator[NotMeasured]:
+    """In the order of the table."""
+    for package, (name, target) in _PEERS.items():
+        if importlib.util.find_spec(package) is None:
+            yield NotMeasured(f"datapath: {name}", f"{package} is not installed here", target)
+    import torch
+
+    if not torch.cuda.is_available():
+        yield NotMeasured("datapath: blocking with a GPU", "this machine has none")
+    cores = os.cpu_count() or 1
+    if cores < 6:
+        why = f"{cores} cores: four ranks and a sidecar would measure the scheduler"
+        yield NotMeasured("datapath: 4 ranks: blocking of a warm save ÷ memcpy by all at once", why, 1.15)
+        yield NotMeasured("datapath: restore 4 → 3, 4 → 2, dp2×tp2 → dp4 ÷ same topology", why, 1.3)
+    if quick:
+        yield NotMeasured(
+            "datapath: small restores, peers, throttled store, 200 saves, LoRA", "--quick was given"
+        )
