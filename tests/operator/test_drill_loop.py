@@ -10,7 +10,7 @@ from fake_kube import FakeKube
 from rtj_operator.api.names import LABEL_DRILL_OF
 from rtj_operator.drills.loop import DrillLoop
 from rtj_operator.kube import DRILLS, Object
-from rtj_operator.queue import Key
+from rtj_operator.queue import Key, KeyQueue
 from rtj_operator.reconcile import TryLater
 
 
@@ -67,6 +67,32 @@ def seen(*events: tuple[str, Object], drills: tuple[str, ...] = (), until: int) 
 def test_a_drill_and_a_sandbox_are_news_of_their_job() -> None:
     sandbox = job("probe-drill", labels={LABEL_DRILL_OF: "sft"})
     assert seen(("MODIFIED", sandbox), drills=("other",), until=2) == [("ns", "sft"), ("ns", "other")]
+
+
+def test_the_status_of_a_drill_is_the_operator_s_own_word_and_no_news() -> None:
+    queue = KeyQueue(lambda: 0.0, lambda: 0.5)
+    loop = DrillLoop(FakeKube(), Looks(), queue=queue)  # type: ignore[arg-type]
+    meta = {"namespace": "ns", "name": "probe", "uid": "one"}
+    drill: Object = {"metadata": meta, "spec": {"jobName": "sft"}}
+
+    async def looked_for(kind: str, body: Object) -> bool:
+        loop._loop = asyncio.get_running_loop()
+        loop.drill_changed(kind, body)
+        await asyncio.sleep(0)
+        key = queue.take()
+        if key is not None:
+            queue.done(key)
+        return key == ("ns", "sft")
+
+    async def run() -> None:
+        assert await looked_for("ADDED", drill)
+        for text in ("x 1", "x 2"):
+            assert not await looked_for("MODIFIED", {**drill, "status": {"message": text}})
+        assert await looked_for("MODIFIED", {**drill, "metadata": {**meta, "deletionTimestamp": "now"}})
+        assert await looked_for("DELETED", drill)
+        assert await looked_for("ADDED", drill)
+
+    asyncio.run(run())
 
 
 def test_a_job_is_news_with_a_schedule_and_a_new_commit_alone() -> None:

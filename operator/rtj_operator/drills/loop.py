@@ -31,8 +31,8 @@ class DrillLoop:
     """Empty: the whole cluster."""
     leading: Callable[[], bool] = lambda: True
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
-    _seen: dict[Key, tuple[object, ...]] = field(default_factory=dict)
-    """Of jobs with a schedule: what a schedule looks at."""
+    _seen: dict[tuple[str, ...], tuple[object, ...]] = field(default_factory=dict)
+    """Of drills what was asked, and of jobs with a schedule what that looks at: nothing else of them is news."""
     _loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -43,11 +43,14 @@ class DrillLoop:
                 tasks.create_task(self._work(), name=f"drill-worker-{number}")
             tasks.create_task(self._resync(), name="drill-resync")
 
-    def drill_changed(self, _: str, drill: Object) -> None:
-        """A watch event of a drill, from any thread."""
-        name = (drill.get("spec") or {}).get("jobName")
+    def drill_changed(self, kind: str, drill: Object) -> None:
+        """A watch event of a drill, from any thread. Its status is this operator's own word: a look for it would say
+        another one, and so on, and no trouble would wait its time."""
+        meta, name = drill["metadata"], (drill.get("spec") or {}).get("jobName")
         if name:
-            self._later(self.queue.add, (drill["metadata"]["namespace"], str(name)))
+            key, asked = (meta["namespace"], str(name)), (meta.get("uid"), meta.get("deletionTimestamp"))
+            about = (*key, meta.get("name", ""))
+            self._later(self._look_if_new, key, about, asked if kind != "DELETED" else None)
 
     def job_changed(self, kind: str, job: Object) -> None:
         """A watch event of a job, from any thread: only sandboxes, and jobs with a schedule, are news."""
@@ -60,16 +63,20 @@ class DrillLoop:
         elif (job.get("spec") or {}).get("drill"):
             newest = ((job.get("status") or {}).get("lastCommitted") or {}).get("sequence")
             seen = (meta["uid"], meta.get("generation"), newest)
-            self._later(self._scheduled, (meta["namespace"], meta["name"]), seen)
+            key = (meta["namespace"], meta["name"])
+            self._later(self._look_if_new, key, key, seen)
 
-    def _later(self, act: Callable[..., None], *values: object) -> None:
+    def _later(self, act: Callable[..., object], *values: object) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(act, *values)
 
-    def _scheduled(self, key: Key, seen: tuple[object, ...]) -> None:
-        if self._seen.get(key) != seen:
-            self._seen[key] = seen
+    def _look_if_new(self, key: Key, about: tuple[str, ...], seen: tuple[object, ...] | None) -> None:
+        """`seen`: None when it is gone."""
+        if seen is None or self._seen.get(about) != seen:
             self.queue.add(key)
+        self._seen.pop(about, None)
+        if seen is not None:
+            self._seen[about] = seen
 
     async def _work(self) -> None:
         while True:
