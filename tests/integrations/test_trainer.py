@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from framework_runs import ALONE, PAIR, Lab
-from rank_world import ROOT
-from safetensors.torch import load_file
+from rank_world import KEYS, ROOT
+from safetensors.torch import load_file, save_file
 
 from rtj_operator.api import parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
@@ -22,6 +23,7 @@ from rtj_operator.mesh import plan as plan_mesh
 from trainer_sidecar import cli
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.store.forks import Fork, choose_source, source_journal
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 7
@@ -186,6 +188,25 @@ def test_a_dcp_folder_of_several_ranks_is_imported_with_each_shard_in_its_place(
     assert {name: tensor.tolist() for name, tensor in found.items()} == dict.fromkeys(
         ("rows", "columns", "all"), whole
     )
+
+
+def test_ranks_that_shard_a_model_start_from_imported_weights_each_with_its_part(
+    lab: Lab, tmp_path: Path
+) -> None:
+    shapes = {"0.weight": (7, 5), "0.bias": (7,), "2.weight": (5, 7), "2.bias": (5,)}
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    where = ["--store", lab.world.store.url, "--namespace", KEYS.namespace, "--run-id", "weights"]
+    assert cli.main(["import", str(tmp_path), *where]) == 0
+    fork = Fork(KEYS.namespace, "weights")
+    point = choose_source(source_journal(lab.world.journal, fork).read(), fork, lab.world.journal.refresh())
+    plan = lab.attempt(PAIR, point)
+    assert lab.run(plan, "sharded_start_rank.py") == [0, 0], lab.log(plan)
+    found = load_file(lab.world.out / "start.safetensors")
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in weights.items()
+    }
+    assert lab.commits(plan)[-1].step == 4
 
 
 REFUSED = {
