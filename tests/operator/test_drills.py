@@ -253,6 +253,21 @@ def test_an_object_of_somebody_else_under_the_sandbox_s_name_is_never_touched(cl
     assert cluster.sandbox() == foreign
 
 
+def test_a_drill_that_is_made_anew_waits_for_the_sandbox_of_the_former_one(cluster: DrillCluster) -> None:
+    cluster.put_drill()
+    leaving: Object = {"metadata": {"name": "probe-drill", "namespace": "ns", "deletionTimestamp": "now"}}
+    cluster.kube.put(RTJ, {**leaving, "spec": {}})
+    for _ in range(4):
+        cluster.look()
+    assert cluster.drill().status.phase is DrillPhase.RUNNING
+    assert "the former probe-drill is gone" in (cluster.drill().status.message or "")
+    del cluster.kube.objects[RTJ.plural, *SANDBOX]
+    cluster.look()
+    sandbox = cluster.sandbox()
+    assert sandbox is not None
+    assert sandbox["metadata"]["ownerReferences"][0]["uid"] == "uid-probe"
+
+
 def reader_says(cluster: DrillCluster, message: str) -> None:
     """The reader's pod has ended with that termination message."""
     job = cluster.kube.objects[JOBS.plural, *SANDBOX]

@@ -174,6 +174,11 @@ class DrillSteps:
         if raw is None:
             raise Ends(DrillReason.SANDBOX_GONE, f"{where.name} was deleted before there was a result")
         if not _belongs(raw, case.drill):
+            if (
+                "deletionTimestamp" in raw["metadata"]
+            ):  # of a drill of the same name: its objects are being deleted
+                await self.tell(case, DrillReason.STARTING, f"waiting until the former {where.name} is gone")
+                return _poll(case.drill)
             text = f"{kind.kind} {where.name} exists and is not this drill's: delete it, or rename the drill"
             raise Ends(DrillReason.NAME_TAKEN, text)
         if case.drill.spec.deep:
