@@ -74,6 +74,9 @@ def test_a_schedule_of_drills_is_shown_in_seconds() -> None:
     assert Scraped(by_clock)("rtj_drill_interval_seconds") == 1800
     by_commits = settled(running().specified(drill={"everyCommits": 3}).committing(step=40, sequence=5))
     assert Scraped(by_commits)("rtj_drill_interval_seconds") == 3 * 600
+    sooner = {"everySeconds": 1900, "everyCommits": 3}
+    by_both = settled(running().specified(drill=sooner).committing(step=40, sequence=5))
+    assert Scraped(by_both)("rtj_drill_interval_seconds") == 3 * 600
     assert Scraped(settled(running().later(61).stepping(12)))("rtj_drill_interval_seconds") is None
 
 

@@ -337,12 +337,15 @@ def _distance(
 
 
 def _drill_seconds(view: View, status: JobStatus) -> int | None:
-    """Between two drills, as the spec asks for them: in seconds, or in commits at their present interval."""
+    """Between two drills, as the spec asks for them: in seconds, or in commits at their present interval, whichever is
+    sooner."""
     drill, interval = view.spec.drill, status.checkpoint_interval
-    if drill is None or drill.every_seconds is not None:
-        return drill.every_seconds if drill else None
-    seconds = interval.seconds if interval else None
-    return count(drill.every_commits * seconds) if drill.every_commits and seconds else None
+    if drill is None:
+        return None
+    pace = interval.seconds if interval is not None else None
+    by_commits = drill.every_commits * pace if drill.every_commits is not None and pace else None
+    known = [s for s in (drill.every_seconds, by_commits) if s is not None]
+    return count(min(known)) if known else None
 
 
 def _number(value: float | None) -> str | None:
