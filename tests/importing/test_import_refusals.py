@@ -58,6 +58,13 @@ def attack(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Runs()))
 
 
+def named(module: str, name: str, folder: Path) -> None:
+    """An index that calls `module.name` with a folder's name, as a pickle may name it."""
+    call = pickle.dumps(str(folder / "ran"), 4)[2:-1]  # without the protocol's two bytes and the STOP
+    text = b"".join(b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name))
+    (folder / ".metadata").write_bytes(b"\x80\x04" + text + b"\x93" + call + b"\x85R.")
+
+
 def single(folder: Path) -> Path:
     return folder / "model.safetensors"
 
@@ -98,6 +105,18 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "malformed": (lambda f: file(single(f), {"a": {"dtype": "F32"}}, b""), "the entry of a is malformed"),
     "empty": (lambda f: file(single(f), {}, b""), "holds no tensor"),
     "code": (attack, r"names posix\.mkdir, .* it is not read"),
+    "dotted": (
+        lambda f: named("torch.distributed.checkpoint.filesystem", "os.mkdir", f),
+        r"names torch\.distributed\.checkpoint\.filesystem\.os\.mkdir, .* it is not read",
+    ),
+    "imported": (
+        lambda f: named("torch.distributed.checkpoint.metadata", "os", f),
+        r"names torch\.distributed\.checkpoint\.metadata\.os, .* it is not read",
+    ),
+    "function": (
+        lambda f: named("torch.distributed.checkpoint.metadata", "dataclass", f),
+        r"names torch\.distributed\.checkpoint\.metadata\.dataclass, .* it is not read",
+    ),
     "no metadata": (lambda f: (f / ".metadata").write_bytes(b"x"), "cannot be read as an index"),
 }
 

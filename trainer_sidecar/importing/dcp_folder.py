@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 METADATA = ".metadata"
-_FORMAT = "torch.distributed.checkpoint."
+_CLASSES_OF = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("collections", "OrderedDict"),
@@ -65,12 +66,17 @@ def _index(path: Path, torch: Any) -> Any:
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-            if not (dtype or (module, name) in _ALLOWED or module.startswith(_FORMAT)):
-                raise UnfitSourceError(
-                    f"{path} names {module}.{name}, which no index of torch.distributed.checkpoint needs: it is not "
-                    "read, since reading it could run anything"
-                )
-            return super().find_class(module, name)
+            if dtype or (module, name) in _ALLOWED:
+                return super().find_class(module, name)
+            # Of the module, only classes that it defines itself: a name with dots, or one that it has imported, may be
+            # anything.
+            found = super().find_class(module, name) if module == _CLASSES_OF and "." not in name else None
+            if isinstance(found, type) and found.__module__ == module:
+                return found
+            raise UnfitSourceError(
+                f"{path} names {module}.{name}, which no index of torch.distributed.checkpoint needs: it is not "
+                "read, since reading it could run anything"
+            )
 
     try:
         found = Reader(io.BytesIO(path.read_bytes())).load()
