@@ -225,9 +225,8 @@ class RankReports:
         if os.path.lexists(self._path):
             os.unlink(self._path)
         self.socket.bind(self._path)
-        os.chmod(
-            self._path, 0o666
-        )  # the sidecar, under its own user, knocks to know whether the launcher lives
+        # The sidecar, under its own user, knocks to know whether the launcher lives.
+        os.chmod(self._path, 0o666)
         self.socket.setblocking(False)
 
     def send(self, report: dict[str, Any]) -> None:

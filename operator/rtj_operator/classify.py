@@ -316,10 +316,9 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: floa
     answers = [(p, p.status) for p in pods if p.status is not None]
     if len(answers) < size or not all(p.up for p in pods):
         return None
-    if any(s.launcher_gone for _, s in answers):
-        return (
-            None  # its peers may have ended for that; the kubelet says within a second how the container did
-        )
+    # Its peers may have ended for that. How the container did its kubelet says within a second, if it lives.
+    if ending := [p for p, s in answers if s.launcher_gone]:
+        return _untold(ending)
     ended = [
         (p, o) for p, s in answers if s.trainer is TrainerState.ENDED and (o := p.outcome(epoch)) is not None
     ]
@@ -333,6 +332,18 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: floa
     if asking is not None:
         return End(Cause.OPERATOR, FENCED, f"pod {asking.name}: a later attempt stands in the journal", True)
     return None
+
+
+def _untold(ending: Sequence[PodView]) -> End | None:
+    """The end of a trainer container of which its kubelet says nothing; None while that may come."""
+    silent = max(ending, key=lambda p: p.ended_seconds)
+    if silent.ended_seconds < SILENCE_SECONDS:
+        return None
+    text = (
+        f"pod {silent.name} on node {silent.node}: its trainer container has ended, and the node's kubelet has not "
+        f"said how for {silent.ended_seconds:.0f} s"
+    )
+    return End(Cause.POD_LOST, Cause.POD_LOST.value, text, False, node=silent.node)
 
 
 def _first_failure(failed: list[tuple[PodView, Outcome]], began: float) -> End:

@@ -13,7 +13,8 @@ from datetime import datetime
 from rtj_operator.decide.hang import WATCHED_SECONDS
 from rtj_operator.decide.observed import Lived
 
-MOST_REMEMBERED = 8192
+MOST_REMEMBERED = 65536
+"""Far more jobs than a cluster holds: one that is forgotten between two looks would never be old enough."""
 
 
 @dataclass(frozen=True)

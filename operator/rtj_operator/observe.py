@@ -217,7 +217,9 @@ class Observer:
         if status is not None:
             self._silence.answered(view.uid)
             still = self._standstill.told(view.uid, status, now)
-            return replace(view, status=status, still_seconds=still.seconds, step_arrived=still.arrived)
+            ended = self._standstill.ended(view.uid, status.launcher_gone, now)
+            view = replace(view, status=status, ended_seconds=ended)
+            return replace(view, still_seconds=still.seconds, step_arrived=still.arrived)
         return replace(view, silent_seconds=self._silence.missed(view.uid, asked, now))
 
     async def _poll(self, views: Sequence[PodView], port: int) -> dict[str, SidecarStatus | None]:

@@ -128,7 +128,7 @@ class Memory:
         """`raw` is the job as it is now, and is about to be decided on."""
         self._asks[key] = asks_of(raw)
 
-    def only_told(self, key: Key, body: Object) -> bool:
+    def only_status(self, key: Key, body: Object) -> bool:
         """`body` is the job, and only its status was written since it was read: nobody asks for anything by that.
 
         It is most often this process' own write that comes back. A look at once would ask the sidecars again, and what

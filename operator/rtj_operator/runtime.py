@@ -132,7 +132,7 @@ class Runtime:
     def _look_again(self, key: Key, body: Object) -> None:
         memory = self.reconciler.memory
         if memory.changed(key, body):
-            self.queue.add_after(key, POLL_SECONDS if memory.only_told(key, body) else 0.0)
+            self.queue.add_after(key, POLL_SECONDS if memory.only_status(key, body) else 0.0)
 
     async def _work(self) -> None:
         while True:

@@ -60,6 +60,7 @@ class Standstill:
     _steps: _Lasting = field(default_factory=_Lasting)
     _orders: _Lasting = field(default_factory=_Lasting)
     _leaving: _Lasting = field(default_factory=_Lasting)
+    _launchers: _Lasting = field(default_factory=_Lasting)
 
     def told(self, uid: str, status: SidecarStatus, now: float) -> Still:
         """How long this sidecar has told the same step, or that the epoch has made none yet.
@@ -75,6 +76,11 @@ class Standstill:
     def ordered(self, uid: str, plan: Plan | None, now: float) -> Still:
         """How long this pod has carried the same order of the same epoch."""
         return self._orders.told(uid, (plan.epoch, plan.order) if plan is not None else None, now)
+
+    def ended(self, uid: str, launcher_gone: bool, now: float) -> float:
+        """Seconds for which its sidecar has told that the trainer container's first process is gone."""
+        still = self._launchers.told(uid, launcher_gone, now)
+        return still.seconds if launcher_gone else 0.0
 
     def leaving(self, uid: str, now: float) -> float:
         """Seconds since this process first saw this pod being deleted: `deletionTimestamp` is by another clock."""

@@ -104,6 +104,10 @@ def test_a_rank_that_failed_since_a_peers_container_was_killed_waits_for_what_th
     failed = ended(0, OutcomeKind.FAILED, exit_code=1, error="ConnectionError: a peer is gone")
     killed = pod(1, plan=True, status=sidecar(1).model_copy(update={"launcher_gone": True}))
     assert attempt_end((failed, killed), 2, EPOCH) is None
+    assert attempt_end((failed, replace(killed, ended_seconds=9.0)), 2, EPOCH) is None
+    silent = verdict(failed, replace(killed, ended_seconds=10.0))
+    assert (silent.cause, silent.in_place, silent.node) == (Cause.POD_LOST, False, "node2")
+    assert "kubelet has not said how for 10 s" in silent.message
     told = replace(killed, trainer_running=False, trainer_end=ContainerEnd(137, "Error"))
     end = verdict(failed, told)
     assert (end.cause, end.in_place, end.exit_code) == (Cause.RANK_FAILED, False, 137)

@@ -18,9 +18,9 @@ def nudges(situation: Situation) -> tuple[NudgePods, ...]:
     return tuple(a for a in situation.decide().actions if isinstance(a, NudgePods))
 
 
-def seeing(seconds: float, *, nudge: str = "", order: Order = Order.RUN, **status: object) -> Situation:
+def seeing(seconds: float, *, nudge: str = "", ordered: Order = Order.RUN, **status: object) -> Situation:
     """Pod 1 has carried its plan for so long; pod 0 is as it should be."""
-    mine = plan(order=order)
+    mine = plan(order=ordered)
     answer = sidecar(1, **status) if status else BEHIND
     late = replace(pod(1, plan=mine, status=answer), order_seconds=seconds, nudge=nudge)
     return running().seeing(jobs=1, pods=(pod(0, plan=mine, status=sidecar(0)), late))
@@ -52,8 +52,10 @@ def test_a_pod_that_has_seen_its_plan_or_does_not_answer_is_left_alone() -> None
 
 
 @pytest.mark.parametrize("order", [Order.SAVE_AND_EXIT, Order.STOP])
-def test_ranks_that_go_on_though_their_plan_orders_an_end_are_nudged_too(order: Order) -> None:
+def test_pods_that_have_not_seen_an_order_are_nudged_and_those_that_obey_it_are_not(order: Order) -> None:
     saving = running().specified(suspend=True)
     status = saving.after(saving.decide()).status
-    late = seeing(5.0, order=order, trainer=TrainerState.RUNNING)
-    assert nudges(replace(late, spec=saving.spec, status=status))
+    deaf = seeing(5.0, ordered=order, order=Order.RUN)
+    assert nudges(replace(deaf, spec=saving.spec, status=status))
+    obeying = seeing(5.0, ordered=order, order=order)
+    assert not nudges(replace(obeying, spec=saving.spec, status=status))

@@ -34,10 +34,10 @@ def test_pods_that_do_not_end_are_deleted_after_their_grace_and_an_event_names_t
     kind: OutcomeKind,
 ) -> None:
     ended = over(kind)
-    early = ended.later(GRACE - 20).decide()
+    early = ended.still(GRACE - 20).decide()
     assert early.actions == ()
     assert early.requeue_after == pytest.approx(20), "nobody needs an event for the look that deletes them"
-    late = ended.later(GRACE + 1)
+    late = ended.still(GRACE + 1)
     (action,) = late.decide().actions
     assert action == DeletePods((("sft-p1-0", "uid-p1-0"), ("sft-p1-1", "uid-p1-1")), 2)
     (event,) = late.decide().events
@@ -52,7 +52,7 @@ def test_a_pod_that_has_ended_keeps_its_log_for_as_long_as_the_job_stays(kind: O
     ended = over(kind)
     (first, second) = ended.observed.pods
     done = replace(first, phase="Failed", trainer_running=False, trainer_end=ContainerEnd(1))
-    one_left = ended.later(7 * 86400.0).seeing(jobs=1, pods=(done, second))
+    one_left = ended.still(7 * 86400.0).seeing(jobs=1, pods=(done, second))
     assert one_left.decide().actions == (DeletePods((("sft-p1-1", "uid-p1-1"),), 2),)
     none_left = one_left.seeing(jobs=1, pods=(done, replace(done, index=1, uid="uid-p1-1")))
     assert (none_left.decide().actions, none_left.decide().requeue_after) == ((), None)
@@ -63,7 +63,7 @@ def test_a_container_of_the_users_own_beside_the_trainer_does_not_hold_a_finishe
     beside = tuple(
         replace(p, trainer_running=False, trainer_end=ContainerEnd(0)) for p in ended.observed.pods
     )
-    assert [type(a) for a in ended.later(GRACE + 1).seeing(jobs=1, pods=beside).decide().actions] == [
+    assert [type(a) for a in ended.still(GRACE + 1).seeing(jobs=1, pods=beside).decide().actions] == [
         DeletePods
     ]
 
@@ -74,8 +74,8 @@ def test_the_grace_is_that_of_the_placement() -> None:
     assert placement is not None
     long = placement.model_copy(update={"grace_seconds": 900})
     ended = replace(ended, status=ended.status.model_copy(update={"placement": long}))
-    assert ended.later(899).decide().actions == ()
-    assert [type(a) for a in ended.later(901).decide().actions] == [DeletePods]
+    assert ended.still(899).decide().actions == ()
+    assert [type(a) for a in ended.still(901).decide().actions] == [DeletePods]
 
 
 def test_pods_that_never_had_a_plan_hold_nothing_and_a_job_without_pods_makes_none() -> None:

@@ -7,6 +7,7 @@ from pydantic import Field
 from trainer_sidecar.contract.base import Document
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.outcome import Outcome
+from trainer_sidecar.contract.plan import Order
 from trainer_sidecar.contract.report import ResumeReport
 
 
@@ -99,6 +100,8 @@ class SidecarStatus(Document):
     """One sentence: why it is or is not ready."""
     epoch: int
     attempt: int
+    order: Order | None = None
+    """What the plan that it has seen orders; None: no plan yet, or a sidecar that does not say."""
     wants_plan: bool = False
     """The plan's attempt already has a later entry in the journal, or there is none: asks for a new one (O2)."""
     fenced: bool = False

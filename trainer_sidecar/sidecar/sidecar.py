@@ -179,6 +179,7 @@ class Sidecar:
             reason=" ".join([view.reason, *(f"Also: {text}." for text in also if text)]),
             epoch=plan.epoch if plan else 0,
             attempt=plan.attempt if plan else 0,
+            order=self.plans.plan.order if self.plans.plan else None,
             wants_plan=wants_plan,
             fenced=self.standing.fenced,
             trainer=view.state,

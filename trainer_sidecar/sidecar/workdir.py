@@ -29,12 +29,14 @@ def prepare(volume: Volume) -> None:
 
 def launcher_gone(volume: Volume) -> bool:
     """The launcher has listened and does not any more: it has ended, or was killed. False before it has begun."""
-    folder = os.open(volume.work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        folder = os.open(volume.work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-            door.connect(
-                f"/proc/self/fd/{folder}/{volume.launcher_socket.name}"
-            )  # paths can exceed 108 bytes
+            # By the folder's descriptor: a path can exceed the 108 bytes of an address.
+            door.connect(f"/proc/self/fd/{folder}/{volume.launcher_socket.name}")
     except ConnectionRefusedError:
         return True
     except OSError:

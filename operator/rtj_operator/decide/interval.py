@@ -170,9 +170,9 @@ def _node_seconds(before: View, status: JobStatus, known: CheckpointInterval) ->
 
 def _restart_seconds(status: JobStatus) -> float | None:
     totals = [
-        r.seconds.total
+        total
         for r in status.attempts
-        if r.from_step is not None and r.seconds is not None and r.seconds.total is not None
+        if r.from_step is not None and r.seconds and (total := _plausible(r.seconds.total)) is not None
     ]
     return round(statistics.median(totals), 3) if totals else None
 
@@ -208,7 +208,7 @@ def _step_seconds(view: View) -> float | None:
 
 
 def _plausible(seconds: float | None) -> float | None:
-    """A duration that a pod has told, below a day; None for what cannot be one."""
+    """A duration that a pod has told, or a status, below a day; None for what cannot be one."""
     return seconds if seconds is not None and math.isfinite(seconds) and 0 <= seconds < _DAY else None
 
 

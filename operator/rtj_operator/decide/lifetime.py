@@ -24,7 +24,7 @@ def with_active_time(view: View, status: JobStatus) -> JobStatus:
         return status if since else status.model_copy(update={"active_since": view.time})
     if since is None:
         return status
-    spent = status.active_seconds + round(_lived(view, since).seconds)
+    spent = status.active_seconds + round(lived(view, since).seconds)
     return status.model_copy(update={"active_seconds": spent, "active_since": None})
 
 
@@ -65,23 +65,23 @@ def life_since(status: JobStatus) -> datetime | None:
     return status.ended_at or status.active_since
 
 
-def _lived(view: View, moment: datetime | None) -> Lived:
+def lived(view: View, moment: datetime | None) -> Lived:
     """What is known of the time since `moment`: nothing when that is not the one which stood in the status."""
-    lived = view.observed.lived
-    return lived if lived.since == moment else Lived()
+    seen = view.observed.lived
+    return seen if seen.since == moment else Lived()
 
 
-def _left(lived: Lived, limit: float) -> float:
+def time_left(life: Lived, limit: float) -> float:
     """Seconds until `limit` seconds have certainly passed; not above 0 when they have."""
-    return max(limit - lived.seconds, min(limit, WATCHED_SECONDS) - lived.watched)
+    return max(limit - life.seconds, min(limit, WATCHED_SECONDS) - life.watched)
 
 
 def _deadline_left(view: View, status: JobStatus, limit: int) -> float:
-    return _left(_lived(view, status.active_since), limit - status.active_seconds)
+    return time_left(lived(view, status.active_since), limit - status.active_seconds)
 
 
 def _ttl_left(view: View, status: JobStatus) -> float | None:
     ttl = view.spec.ttl_seconds_after_finished
     if ttl is None or status.ended_at is None or status.phase not in (Phase.COMPLETE, Phase.FAILED):
         return None
-    return _left(_lived(view, status.ended_at), ttl)
+    return time_left(lived(view, status.ended_at), ttl)

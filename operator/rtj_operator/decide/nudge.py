@@ -12,8 +12,6 @@ from dataclasses import replace
 from rtj_operator.decide.actions import NudgePods
 from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids
-from trainer_sidecar.contract.plan import Order
-from trainer_sidecar.contract.status import TrainerState
 
 FIRST_SECONDS = 2.0
 """Much longer than a file takes. Then the waits double, as long as the kubelet's own round may be off."""
@@ -32,11 +30,11 @@ def with_nudges(view: View, step: Step) -> Step:
 
 
 def _owes(pod: PodView) -> bool:
-    """Its sidecar answers by an older plan, or its ranks go on although the plan orders an end."""
-    if pod.status is None or pod.plan is None or not FIRST_SECONDS <= pod.order_seconds < LAST_SECONDS:
+    """Its sidecar tells an older plan, or another order, than the pod carries."""
+    seen, plan = pod.status, pod.plan
+    if seen is None or plan is None or not FIRST_SECONDS <= pod.order_seconds < LAST_SECONDS:
         return False
-    goes_on = pod.plan.order is not Order.RUN and pod.status.trainer is TrainerState.RUNNING
-    return pod.status.epoch < pod.plan.epoch or goes_on
+    return seen.epoch < plan.epoch or (seen.epoch == plan.epoch and seen.order not in (None, plan.order))
 
 
 def _mark(owing: tuple[PodView, ...]) -> str:

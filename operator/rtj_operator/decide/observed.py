@@ -85,6 +85,8 @@ class PodView:
     """Seconds for which its sidecar has told this process the same step, or that the epoch has made none yet."""
     step_arrived: bool = False
     """This process saw that step arrive, or that epoch begin: it has not been so for longer."""
+    ended_seconds: float = 0.0
+    """Seconds for which its sidecar has told that the trainer container has ended, and its kubelet has not."""
     order_seconds: float = 0.0
     """Seconds for which this process has seen it with the order that its plan carries."""
     order_arrived: bool = False

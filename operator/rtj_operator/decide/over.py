@@ -8,7 +8,7 @@ from rtj_operator.api import Phase
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import DeleteObject, DeletePods, Event
 from rtj_operator.decide.ends import stop_pods
-from rtj_operator.decide.lifetime import expired
+from rtj_operator.decide.lifetime import expired, lived, time_left
 from rtj_operator.decide.place import SHORT_GRACE, clear_away
 from rtj_operator.decide.view import Step, View, ids
 from rtj_operator.pods import LEAST_GRACE_SECONDS
@@ -30,7 +30,7 @@ def already_over(view: View) -> Step | None:
         return Step(status, effects, LOOK_SECONDS if effects else None)
     held = tuple(p for p in view.observed.pods if p.live)
     grace = (placement.grace_seconds if placement else None) or LEAST_GRACE_SECONDS
-    left = grace - (view.apart(status.ended_at) if status.ended_at is not None else 0.0)
+    left = time_left(lived(view, status.ended_at), grace)
     if held and left <= 0:
         names = ", ".join(p.name for p in held[:3])
         text = f"{many(len(held), 'pod')} still ran {grace} s after the job was {status.phase} ({names}): deleted"
