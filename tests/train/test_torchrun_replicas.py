@@ -62,7 +62,8 @@ def test_an_extra_object_that_differs_beside_its_tensors_fails_the_first_save_by
     """The next save, of which it is equal, is committed; an OrderedDict comes back as one (`drift.py` looks)."""
     said = [line for line in drifted.log.splitlines() if "save of step 1 failed" in line]
     why = "replicas of extra object 'tracker' (numbers, text, structure; what differs by rank belongs into"
-    assert any(why in line for line in said), said  # rank 0 says why; the others, often before it, point to its log
+    # Rank 0 says why; the others, often before it, point to its log.
+    assert any(why in line for line in said), said
 
 
 def test_buffers_that_differ_under_ddp_are_those_of_rank_0_and_refuse_nothing(
