@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from trainer_sidecar.contract.drill import MAX_RESULT_BYTES, ReadResult
+from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.sidecar import reader
 from trainer_sidecar.store.file import FileStore
+from trainer_sidecar.store.verify import BadCheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
 import store_world as world
@@ -56,6 +58,23 @@ def test_a_missing_object_is_a_verdict_too(message: Path) -> None:
     fault = ReadResult.model_validate_json(message.read_text()).fault
     assert fault is not None
     assert fault.fault == "missing"
+
+
+@pytest.mark.parametrize(
+    "long", ["x" * 5000, '"' * 5000, "\x1b" * 5000, "\u00fc\U0001f980" * 3000, "\ud800" * 5000]
+)
+def test_a_fault_with_long_texts_is_a_whole_result_all_the_same(
+    message: Path, monkeypatch: pytest.MonkeyPatch, long: str
+) -> None:
+    def damaged(_store: object, _keys: object, point: RestorePoint, **_: object) -> None:
+        raise BadCheckpointError(point.checkpoint_id, "bytes", long, long, long)
+
+    monkeypatch.setattr(reader, "verify_bytes", damaged)
+    assert reader.main(message) == 0
+    assert len(message.read_bytes()) <= MAX_RESULT_BYTES
+    fault = ReadResult.model_validate_json(message.read_text()).fault
+    assert fault is not None
+    assert fault.fault == "bytes"
 
 
 def test_a_store_that_is_away_and_wrong_settings_are_none(

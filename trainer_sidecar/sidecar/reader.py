@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from trainer_sidecar.contract import volume as env
-from trainer_sidecar.contract.drill import ENV_CHECKPOINT, TERMINATION_LOG, ReadResult
+from trainer_sidecar.contract.drill import ENV_CHECKPOINT, MAX_RESULT_BYTES, TERMINATION_LOG, ReadResult
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.sidecar import logs
@@ -57,14 +57,15 @@ def read(store: Store, keys: RunKeys, checkpoint_id: str) -> ReadResult:
     try:
         verify_bytes(store, keys, point, progress=progress)
     except BadCheckpointError as exc:
-        reason = f"{exc.file} should be {exc.expected}, found {exc.found}"
+        texts = (f"{exc.file} should be {exc.expected}, found {exc.found}", exc.file, exc.expected, exc.found)
+        reason, file, expected, found = (_bounded(text, _SHOWN) for text in texts)
         fault = RestoreFault(
             checkpoint_id=checkpoint_id,
             fault=exc.fault,
-            reason=reason[:_SHOWN],
-            file=exc.file[:_SHOWN],
-            expected=exc.expected[:_SHOWN],
-            found=exc.found[:_SHOWN],
+            reason=reason,
+            file=file,
+            expected=expected,
+            found=found,
         )
     seconds = round(time.monotonic() - started, 3)
     log.info("checkpoint read", extra={"checkpoint": checkpoint_id, "bytes": done, "good": fault is None})
@@ -74,8 +75,14 @@ def read(store: Store, keys: RunKeys, checkpoint_id: str) -> ReadResult:
 def _say(message: Path, text: str, code: int) -> int:
     if code:
         log.error("the reader ends", extra={"reason": text})
-    message.write_text(text[:2000])
+    message.write_text(_bounded(text, MAX_RESULT_BYTES))
     return code
+
+
+def _bounded(text: str, most: int) -> str:
+    """The beginning of the text that takes at most `most` bytes, and twice that inside of JSON."""
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return shown.encode(errors="replace")[:most].decode(errors="ignore")
 
 
 if __name__ == "__main__":
