@@ -14,7 +14,7 @@ from rtj_operator.api import ResumableTrainingJob, parse_job
 from rtj_operator.api.drill import DrilledCheckpoint, ResumeDrill, parse_drill
 from rtj_operator.api.names import LABEL_SCHEDULED_BY, MAX_DRILL_NAME_LENGTH
 from rtj_operator.drills.reading import reading
-from rtj_operator.drills.schedule import Due, drill_name, next_due
+from rtj_operator.drills.schedule import Due, drill_name, next_due, scheduled
 from rtj_operator.kube import DRILLS, RTJ
 from trainer_sidecar.contract.drill import ReadResult
 
@@ -55,6 +55,12 @@ def test_a_schedule_by_time_waits_for_a_commit_and_then_for_its_time() -> None:
 def test_a_schedule_by_commits_counts_from_the_commit_that_the_last_drill_was_made_after() -> None:
     assert next_due(scheduled_job(everyCommits=5), [], NOW) == Due(0, 5)
     assert next_due(scheduled_job(everyCommits=5), [made("sft-5", NOW)], NOW) == Due(5, 5)
+
+
+def test_of_two_drills_made_in_one_second_the_later_commit_s_is_the_last_one() -> None:
+    job, two = scheduled_job(12, everyCommits=5), [made("sft-10", NOW), made("sft-9", NOW)]
+    assert next_due(job, two, NOW) == Due(10, 5)
+    assert [d.metadata.name for d in scheduled(job, two)] == ["sft-9", "sft-10"]
 
 
 def test_there_is_one_drill_at_a_time_and_one_for_each_newest_commit() -> None:

@@ -34,9 +34,9 @@ class Due:
 
 
 def scheduled(job: ResumableTrainingJob, drills: Sequence[ResumeDrill]) -> list[ResumeDrill]:
-    """The drills of this job's schedule, oldest first."""
-    uid = job.metadata.uid
-    return [d for d in drills if d.metadata.labels.get(LABEL_SCHEDULED_BY) == uid]
+    """The drills of this job's schedule, oldest first: those made in one second by the commits that asked for them."""
+    own = [d for d in drills if d.metadata.labels.get(LABEL_SCHEDULED_BY) == job.metadata.uid]
+    return sorted(own, key=lambda d: (str(d.metadata.creation_timestamp), _asked_for(d)))
 
 
 def surplus(own: Sequence[ResumeDrill]) -> list[ResumeDrill]:
