@@ -25,7 +25,7 @@ from rtj_operator.api.effective import OperatorDefaults
 from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import Applier
 from rtj_operator.drills.further import DrillSteps
-from rtj_operator.drills.loop import DrillLoop
+from rtj_operator.drills.loop import TURNS, DrillLoop
 from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.elector import Elector, LostLeadership
 from rtj_operator.events import EventPoster
@@ -183,8 +183,9 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
     )
     namespaces = _words(options.namespaces)
     runtime = Runtime(kube, reconciler, observer.graves, metrics, namespaces, turns)
-    steps = DrillSteps(kube, applier, events, defaults, settings, instance, options.cluster_name)
-    runtime.drills = DrillLoop(kube, DrillReconciler(steps), namespaces, lambda: runtime.leading())
+    looks = Turns(TURNS)
+    steps = DrillSteps(kube, applier, events, defaults, settings, instance, options.cluster_name, looks)
+    runtime.drills = DrillLoop(kube, DrillReconciler(steps), namespaces, lambda: runtime.leading(), looks)
     return runtime
 
 

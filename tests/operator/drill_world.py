@@ -18,7 +18,7 @@ from rtj_operator.apply import Applier
 from rtj_operator.drills.further import DrillSteps
 from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.events import EventPoster
-from rtj_operator.kube import DRILLS, EVENTS, RTJ, Object
+from rtj_operator.kube import DRILLS, EVENTS, JOBS, PODS, RTJ, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import PodSettings
 from rtj_operator.reconcile import TryLater
@@ -98,6 +98,7 @@ class DrillCluster(Cluster):
     def _sandboxes(self) -> None:
         for plural, namespace, name in list(self.kube.objects):
             if plural == RTJ.plural and name.endswith("-drill"):
+                self.jobs.memory.changed((namespace, name), self.kube.objects[plural, namespace, name])
                 asyncio.run(self.jobs.reconcile((namespace, name)))
 
     def ranks_say(self, **changes: Any) -> None:
@@ -127,10 +128,12 @@ class DrillCluster(Cluster):
 
     def refuse(self, message: str) -> None:
         """The ranks refuse to resume with that message."""
+        self.ranks_end(OutcomeKind.RESUME_REFUSED, message)
+
+    def ranks_end(self, kind: OutcomeKind, message: str = "") -> None:
+        """The ranks have ended so."""
         plan = self.sandbox_plan()
-        outcome = Outcome(
-            epoch=plan.epoch, attempt=plan.attempt, kind=OutcomeKind.RESUME_REFUSED, message=message
-        )
+        outcome = Outcome(epoch=plan.epoch, attempt=plan.attempt, kind=kind, message=message)
         self.ranks_say(trainer=TrainerState.ENDED, outcome=outcome, ready=False)
 
     def sandbox_plan(self) -> Plan:
@@ -138,6 +141,15 @@ class DrillCluster(Cluster):
 
     def manifest_topology(self) -> Any:
         return store_world.topology()
+
+    def reader_says(self, message: str) -> None:
+        """The reader's pod has ended with that termination message."""
+        labels = {
+            "batch.kubernetes.io/controller-uid": self.kube.objects[JOBS.plural, *SANDBOX]["metadata"]["uid"]
+        }
+        ended = {"name": "rtj-reader", "state": {"terminated": {"exitCode": 0, "message": message}}}
+        pod = {"metadata": {"name": "reader-0", "namespace": "ns", "labels": labels}}
+        self.kube.put(PODS, {**pod, "status": {"containerStatuses": [ended]}})
 
     def drill(self, name: str = "probe") -> ResumeDrill:
         return parse_drill(self.kube.objects[DRILLS.plural, "ns", name])
@@ -161,7 +173,7 @@ class DrillCluster(Cluster):
 
     def _die_at_writes(self) -> None:
         kube, store = self.kube, self.stores.store
-        for name in ("create", "write_status", "delete"):
+        for name in ("create", "write_status", "patch", "delete"):
             setattr(kube, name, self._fatal_async(getattr(kube, name)))
         create = store.create
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from fake_cluster import job_object
 from fake_kube import FakeKube
 
+from rtj_operator.api import parse_job
+from rtj_operator.api.effective import OperatorDefaults, effective
+from rtj_operator.api.job import ObjectMeta
 from rtj_operator.api.names import LABEL_DRILL_OF
-from rtj_operator.drills.loop import DrillLoop
+from rtj_operator.apply import Applier
+from rtj_operator.drills.further import DrillSteps
+from rtj_operator.drills.loop import TURNS, DrillLoop
+from rtj_operator.events import EventPoster
 from rtj_operator.kube import DRILLS, Object
-from rtj_operator.queue import Key, KeyQueue
+from rtj_operator.pods import PodSettings
+from rtj_operator.queue import Key, KeyQueue, Turns
 from rtj_operator.reconcile import TryLater
 
 
@@ -41,11 +49,13 @@ def job(name: str, sequence: int = 0, **changes: Any) -> Object:
 
 
 def seen(*events: tuple[str, Object], drills: tuple[str, ...] = (), until: int) -> list[Key]:
-    """Keys that were looked at, in order, once there are so many, from these events of jobs and drills."""
+    """Keys that were looked at, in order, once there are so many and none waits, from these events of jobs and
+    drills."""
     kube, looks = FakeKube(), Looks()
     ended = {"metadata": {"name": "old", "namespace": "ns"}, "spec": {"jobName": "ended"}}
     kube.put(DRILLS, {**ended, "status": {"phase": "Passed"}})
     loop = DrillLoop(kube, looks)  # type: ignore[arg-type]
+    queue = loop.queue
 
     async def run() -> None:
         working = asyncio.create_task(loop.run())
@@ -57,7 +67,7 @@ def seen(*events: tuple[str, Object], drills: tuple[str, ...] = (), until: int) 
         async with asyncio.timeout(30):
             while len(looks.keys) < until:
                 await asyncio.sleep(0.005)
-        await asyncio.sleep(0.02)
+        assert queue.waiting == 0, "no further look"
         working.cancel()
 
     asyncio.run(run())
@@ -100,6 +110,50 @@ def test_a_job_is_news_with_a_schedule_and_a_new_commit_alone() -> None:
     events = [("", job("plain", 5)), ("", often), ("MODIFIED", often), ("DELETED", job("plain", 5))]
     events += [("MODIFIED", job("often", 6, drill={"everyCommits": 1}))]
     assert seen(*events, until=1) == [("ns", "often")], "two commits before the first look are one"
+
+
+def test_stores_that_hang_keep_no_other_job_s_drills_waiting() -> None:
+    back, looked = asyncio.Event(), asyncio.Event()
+
+    class Hanging(Applier):
+        def __init__(self) -> None:
+            pass
+
+        async def at_store(self, spec: Any, act: Any) -> Any:
+            await back.wait()
+
+    async def run() -> list[Key]:
+        turns = Turns(TURNS)
+        kube = FakeKube()
+        events, settings = EventPoster(kube, "test"), PodSettings(sidecar_image="s")
+        steps = DrillSteps(kube, Hanging(), events, OperatorDefaults(), settings, "test", turns=turns)
+        order = steps.order(ObjectMeta(name="x"), effective(parse_job(job_object()), OperatorDefaults()), "x")
+        done: list[Key] = []
+
+        class Storing:
+            async def reconcile(self, key: Key) -> float | None:
+                if key[1].startswith("away"):
+                    await steps.at_store(order, lambda *_: None)
+                else:
+                    looked.set()
+                done.append(key)
+                return None
+
+        loop = DrillLoop(kube, Storing(), turns=turns)  # type: ignore[arg-type]
+        names = [*(f"away{n}" for n in range(TURNS + 3)), "near"]
+        for name in names:
+            loop.queue.add(("ns", name))
+        working = asyncio.create_task(loop.run())
+        async with asyncio.timeout(30):
+            await looked.wait()
+            assert done in ([], [("ns", "near")])
+            back.set()
+            while len(done) < len(names):
+                await asyncio.sleep(0.005)
+        working.cancel()
+        return done
+
+    assert asyncio.run(run())[0] == ("ns", "near")
 
 
 def test_a_bug_and_trouble_are_tried_again_and_keep_no_other_job_waiting() -> None:

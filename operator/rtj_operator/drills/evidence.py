@@ -79,8 +79,10 @@ def record_restored(
     """
     with _journal(stores, order) as journal:
         history, attempt = journal.read(), _sandbox(journal, sandbox_run).newest
-        if attempt is None or not history.restorable(point.checkpoint_id):
-            return Recorded()  # retired or quarantined by now; or the job is another one, with another store
+        if attempt is None:
+            return Recorded(dropped=f"its store has no run {sandbox_run}: the job has another one by now")
+        if not history.restorable(point.checkpoint_id):
+            return _unproven(history, point)
         manifest = read_manifest(journal.store, journal.keys, _point(history, point))
         passed = DrillPassed(
             checkpoint_id=point.checkpoint_id,
@@ -90,20 +92,18 @@ def record_restored(
             topology_to=attempt.topology,
             fingerprints_sha256=fingerprints_digest(manifest.fingerprints),
         )
-        return replace(_record(journal, order, passed), mesh_from=_word(manifest.trained_on))
+        return replace(_record(journal, order, point, passed), mesh_from=_word(manifest.trained_on))
 
 
 def record_failed(stores: Stores, order: DrillOrder, point: DrilledCheckpoint, sandbox_run: str) -> Recorded:
     """The run's own quarantine of a checkpoint that the sandbox's journal has under quarantine as missing or damaged,
     once the accused object was read again (R24). Anything else accuses nobody. Raises FenceTrouble, Unavailable."""
     with _journal(stores, order) as journal:
-        history = journal.read()
+        journal.read()
         found = _sandbox(journal, sandbox_run).quarantined.get(point.checkpoint_id)
         if found is None or found.fault == "state":
             return Recorded()
-        return _accuse(journal, order, point, _fault_of(found, point.checkpoint_id)) or _standing(
-            history, point
-        )
+        return _accuse(journal, order, point, _fault_of(found, point.checkpoint_id))
 
 
 def record_read(stores: Stores, order: DrillOrder, point: DrilledCheckpoint, result: ReadResult) -> Recorded:
@@ -112,38 +112,41 @@ def record_read(stores: Stores, order: DrillOrder, point: DrilledCheckpoint, res
     Raises FenceTrouble, Unavailable.
     """
     with _journal(stores, order) as journal:
-        history = journal.read()
+        journal.read()
         if result.fault is not None:
-            fault = _pointing(result.fault)
-            return _accuse(journal, order, point, fault) or _standing(history, point)
+            return _accuse(journal, order, point, _pointing(result.fault))
         uid, name = order.owner.uid, order.owner.name
         detail = {"bytes": result.bytes}
-        return _record(journal, order, DrillPassed(point.checkpoint_id, uid, name, detail=detail))
+        return _record(journal, order, point, DrillPassed(point.checkpoint_id, uid, name, detail=detail))
 
 
-def _record(journal: Journal, order: DrillOrder, passed: DrillPassed) -> Recorded:
+def _record(journal: Journal, order: DrillOrder, point: DrilledCheckpoint, passed: DrillPassed) -> Recorded:
     entry = record_drill(journal, passed, owner=order.owner, writer=order.writer, timeout=APPEND_TIMEOUT)
-    return Recorded(entry.seq if entry is not None else None)
+    return Recorded(entry.seq) if entry is not None else _unproven(journal.history, point)
 
 
-def _accuse(
-    journal: Journal, order: DrillOrder, point: DrilledCheckpoint, fault: RestoreFault
-) -> Recorded | None:
-    """None when the verdict is dropped: it is under quarantine already, or read again it is as it should be."""
+def _accuse(journal: Journal, order: DrillOrder, point: DrilledCheckpoint, fault: RestoreFault) -> Recorded:
+    """The quarantine, unless read again it is as it should be. One that stands already is this drill's own, when the
+    operator died after it, or another one's."""
     if not journal.history.restorable(point.checkpoint_id):
-        return None
+        return _gone(journal.history, point)
     found = confirmed(journal.store, journal.keys, _point(journal.history, point), fault)
     if found is None:
         log.warning("checkpoint %s is as it should be, read again: %s", point.checkpoint_id, fault.reason)
-        return None
+        return Recorded()
     made = accuse(journal, found, owner=order.owner, writer=order.writer, timeout=APPEND_TIMEOUT)
-    return Recorded(made.seq, found.reason) if made is not None else None
+    return Recorded(made.seq, found.reason) if made is not None else _gone(journal.history, point)
 
 
-def _standing(history: History, point: DrilledCheckpoint) -> Recorded:
-    """A quarantine that stands already: this drill's own, when the operator died after it, or another one's."""
+def _gone(history: History, point: DrilledCheckpoint) -> Recorded:
+    """What the run's journal says of a checkpoint that cannot be restored."""
     found = history.quarantined.get(point.checkpoint_id)
-    return Recorded(found.seq, found.reason) if found is not None else Recorded()
+    return Recorded(found.seq, found.reason) if found is not None else _unproven(history, point)
+
+
+def _unproven(history: History, point: DrilledCheckpoint) -> Recorded:
+    """Nothing is to be said of a checkpoint that nobody can restore any more."""
+    return Recorded(dropped=f"checkpoint {point.checkpoint_id} {why_not(history, point.checkpoint_id)}")
 
 
 def _fault_of(found: Quarantined, checkpoint_id: str) -> RestoreFault:

@@ -1,17 +1,19 @@
 """One drill brought one step further. Its order: the checkpoint into its status, its sandbox, the result into its
-status, the result into the run's journal, the sandbox deleted, Passed or Failed. Each step may be the last one of this
-process, and may be repeated.
+status, its pods away, the result into the run's journal, the sandbox deleted, Passed or Failed. Each step may be the
+last one of this process, and may be repeated.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from rtj_operator.api import InvalidJobError, parse_job
 from rtj_operator.api.drill import DrillPhase, DrillStatus, ResumeDrill
-from rtj_operator.api.effective import OperatorDefaults
+from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
+from rtj_operator.api.job import ObjectMeta
 from rtj_operator.apply import Applier
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
@@ -35,6 +37,7 @@ from rtj_operator.drills.verdict import (
     recorded,
     seconds_left,
     told,
+    unrecorded,
     watched,
 )
 from rtj_operator.drills.words import DrillReason
@@ -56,6 +59,7 @@ from rtj_operator.kube import (
 from rtj_operator.pods import PodSettings
 from rtj_operator.pods.reader import build_reader
 from rtj_operator.prepared import Prepared, prepare
+from rtj_operator.queue import Turns
 from rtj_operator.rights import missing_right
 from trainer_sidecar.contract.journal import Owner
 
@@ -98,6 +102,8 @@ class DrillSteps:
     settings: PodSettings
     writer: str
     cluster: str = ""
+    turns: Turns | None = None
+    """Of the loop of drills: given back while at a store."""
     now: Callable[[], float] = time.time
 
     async def further(self, case: Case) -> float:
@@ -106,7 +112,7 @@ class DrillSteps:
             if case.status.result is not None:
                 return await self._record(case)
             if (late := overdue(case.drill, case.status, self.now())) is not None:
-                return await self._end(case, late)
+                return await self._late(case, late)
             job = self._job_of(case)
             step = self._begin if case.status.checkpoint is None else self._watch
             return await step(case, job)
@@ -118,11 +124,15 @@ class DrillSteps:
         except Forbidden as exc:
             await self.tell(case, Reason.RIGHT_MISSING, missing_right(exc) or exc.sentence)
             raise
+        except InvalidJobError as exc:
+            await self.tell(case, DrillReason.SPEC_INVALID, str(exc))
+            raise
 
     async def tell(self, case: Case, reason: str, message: str) -> None:
         """What the drill waits for, in its status. Its time begins with the first word about its turn. A result that is
-        known already stays what it says."""
+        known already stays, with what keeps it from being recorded behind it."""
         if case.status.result is not None:
+            await self._write(case, unrecorded(case.status, message))
             return
         phase, began = case.status.phase or DrillPhase.PENDING, case.status.started_at
         if began is None and reason != DrillReason.WAITING_FOR_TURN:
@@ -181,14 +191,28 @@ class DrillSteps:
                 return _poll(case.drill)
             text = f"{kind.kind} {where.name} exists and is not this drill's: delete it, or rename the drill"
             raise Ends(DrillReason.NAME_TAKEN, text)
-        if case.drill.spec.deep:
-            status = watched(case.drill, case.status, parse_job(raw))
-        else:
-            status = read(case.drill, case.status, raw["metadata"]["uid"], await self._reading(case, raw))
+        status = await self._seen(case, raw)
         await self._write(case, status)
         if status.result is not None:
             return 0.0
         return max(0.1, min(_poll(case.drill), seconds_left(case.drill, status, self.now())))
+
+    async def _late(self, case: Case, late: Ending) -> float:
+        """Its time is over. What its sandbox has shown by now counts all the same; nothing is begun any more."""
+        status, raw = case.status, await self._find(case)
+        if raw is not None and _belongs(raw, case.drill):
+            with suppress(InvalidJobError, Forbidden):  # it shows nothing
+                status = await self._seen(case, raw)
+        if status.result is None:
+            status = ending(case.drill, status, late)
+        await self._write(case, status)
+        return 0.0
+
+    async def _seen(self, case: Case, raw: Object) -> DrillStatus:
+        """The status with what the drill's own sandbox says."""
+        if case.drill.spec.deep:
+            return watched(case.drill, case.status, parse_job(raw))
+        return read(case.drill, case.status, raw["metadata"]["uid"], await self._reading(case, raw))
 
     def _body(self, case: Case, job: Object) -> Object:
         """The sandbox: a job that restores, or a Job that reads."""
@@ -217,8 +241,14 @@ class DrillSteps:
             raise Ends(DrillReason.SPEC_INVALID, exc.sentence) from exc
 
     async def _record(self, case: Case) -> float:
-        """The result into the run's journal, the sandbox away, and the last status."""
-        status = ended(case.drill, await self._recorded(case), self.now())
+        """The result into the run's journal and what came of it into the status; then the sandbox away, and the last
+        status."""
+        await self._stop(case)
+        status = await self._recorded(case)
+        if status.to_dict() != case.status.to_dict():
+            await self._write(case, status)
+            return 0.0
+        status = ended(case.drill, status, self.now())
         await self._clear(case)
         await self._announce(
             case, status
@@ -229,7 +259,9 @@ class DrillSteps:
     async def _recorded(self, case: Case) -> DrillStatus:
         """The status with what came of recording the result. Without a sandbox there is nothing to record."""
         status, point, where = case.status, case.status.checkpoint, case.status.sandbox
-        if point is None or where is None or where.uid is None or case.job is None:
+        if status.journal_entry is not None or point is None or where is None or where.uid is None:
+            return status
+        if case.job is None:
             return status
         order = self._order(case, prepare(case.job, self.defaults, self.settings, placing=False))
         if case.drill.spec.deep:
@@ -245,6 +277,15 @@ class DrillSteps:
             status,
             await self.at_store(order, lambda stores, o: record_read(stores, o, point, result)),
         )
+
+    async def _stop(self, case: Case) -> None:
+        """The sandbox's pods away, however long recording takes; its run and its hold stay until then. A reader has
+        ended when it has a result, or ends at the deadline."""
+        raw = await self._find(case) if case.drill.spec.deep else None
+        if raw is not None and _belongs(raw, case.drill) and not raw["spec"].get("suspend"):
+            meta = raw["metadata"]
+            body = {"spec": {"suspend": True}}
+            await self.kube.patch(RTJ, meta["namespace"], meta["name"], body, uid=meta["uid"])
 
     async def _clear(self, case: Case) -> None:
         """Delete the sandbox; its finalizer takes its objects and its hold away."""
@@ -274,15 +315,20 @@ class DrillSteps:
 
     async def at_store(self, order: DrillOrder, act: Callable[[Stores, DrillOrder], T]) -> T:
         """`act` in a thread, with the job's credentials. Raises KubeError, FenceTrouble, as `act`."""
-        return await self.applier.at_store(
-            order.spec, lambda stores, values: act(stores, replace(order, credentials=values))
-        )
+        with self.turns.away() if self.turns else nullcontext():
+            return await self.applier.at_store(
+                order.spec, lambda stores, values: act(stores, replace(order, credentials=values))
+            )
+
+    def order(self, asking: ObjectMeta, spec: EffectiveSpec, run_id: str) -> DrillOrder:
+        """About that run in the store of `spec`, in the name of an object."""
+        owner = Owner(cluster=self.cluster, namespace=asking.namespace, name=asking.name, uid=asking.uid)
+        return DrillOrder(spec, run_id, owner, self.writer)
 
     def _order(self, case: Case, made: Prepared) -> DrillOrder:
-        meta, point = case.drill.metadata, case.status.checkpoint
-        owner = Owner(cluster=self.cluster, namespace=meta.namespace, name=meta.name, uid=meta.uid)
+        point = case.status.checkpoint
         run = point.run_id if point is not None else case.drill.spec.run_id or made.spec.run_id
-        return DrillOrder(made.spec, run, owner, self.writer)
+        return self.order(case.drill.metadata, made.spec, run)
 
     async def _find(self, case: Case) -> Object | None:
         """The sandbox, or what has its name; None when there is none."""

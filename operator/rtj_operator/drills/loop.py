@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rtj_operator.api.names import LABEL_DRILL_OF
+from rtj_operator.apply import FENCES
 from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.kube import DRILLS, Kube, KubeError, NotFound, Object
-from rtj_operator.queue import Key, KeyQueue
+from rtj_operator.queue import Key, KeyQueue, Turns
 from rtj_operator.reconcile import TryLater
 
 log = logging.getLogger(__name__)
-WORKERS = 2
+TURNS = 2
 RESYNC_SECONDS = 60.0
 
 
@@ -30,6 +31,7 @@ class DrillLoop:
     namespaces: Sequence[str] = ()
     """Empty: the whole cluster."""
     leading: Callable[[], bool] = lambda: True
+    turns: Turns = field(default_factory=lambda: Turns(TURNS))
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
     _seen: dict[tuple[str, ...], tuple[object, ...]] = field(default_factory=dict)
     """Of drills what was asked, and of jobs with a schedule what that looks at: nothing else of them is news."""
@@ -39,7 +41,9 @@ class DrillLoop:
         """Work until cancelled."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            for number in range(WORKERS):
+            for number in range(
+                self.turns.count + FENCES.jobs
+            ):  # as many as may be at work, or away at a store
                 tasks.create_task(self._work(), name=f"drill-worker-{number}")
             tasks.create_task(self._resync(), name="drill-resync")
 
@@ -80,16 +84,19 @@ class DrillLoop:
 
     async def _work(self) -> None:
         while True:
-            key = await self.queue.get()
-            if not self.leading():
-                self.queue.done(key, 1.0)
-                continue
-            try:
-                self.queue.done(key, await self.reconciler.reconcile(key))
-            except TryLater as exc:
-                log.warning("drills of %s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
-            except Exception:  # a bug must not stop the other jobs' drills
-                log.exception("drills of %s/%s: again in %.1f s", *key, self.queue.retry(key))
+            async with self.turns.turn():
+                await self._one(await self.queue.get())
+
+    async def _one(self, key: Key) -> None:
+        if not self.leading():
+            self.queue.done(key, 1.0)
+            return
+        try:
+            self.queue.done(key, await self.reconciler.reconcile(key))
+        except TryLater as exc:
+            log.warning("drills of %s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
+        except Exception:  # a bug must not stop the other jobs' drills
+            log.exception("drills of %s/%s: again in %.1f s", *key, self.queue.retry(key))
 
     async def _resync(self) -> None:
         """Drills that have not ended, once a minute, whatever the watches say."""

@@ -5,10 +5,10 @@ the job decides about the next one. Level-triggered like the look at a job: ever
 import logging
 from dataclasses import dataclass
 
-from rtj_operator.api import InvalidJobError, ResumableTrainingJob
+from rtj_operator.api import InvalidJobError
 from rtj_operator.api.drill import parse_drill
 from rtj_operator.api.names import API_VERSION_FULL, DRILL_KIND
-from rtj_operator.drills.evidence import DrillOrder, commits_after
+from rtj_operator.drills.evidence import commits_after
 from rtj_operator.drills.further import Case, DrillSteps
 from rtj_operator.drills.schedule import drill_body, next_due, scheduled, surplus
 from rtj_operator.drills.words import DrillReason
@@ -18,7 +18,6 @@ from rtj_operator.prepared import Prepared, prepare
 from rtj_operator.queue import Key
 from rtj_operator.reconcile import TryLater
 from rtj_operator.rights import missing_right
-from trainer_sidecar.contract.journal import Owner
 
 log = logging.getLogger(__name__)
 LONGEST_SECONDS = 300.0
@@ -101,10 +100,5 @@ class DrillReconciler:
 
     async def _commits(self, made: Prepared, sequence: int) -> int:
         """Commits of the job's run behind that entry of its journal."""
-        order = DrillOrder(made.spec, made.spec.run_id, _owner(made.job), self.steps.writer)
+        order = self.steps.order(made.job.metadata, made.spec, made.spec.run_id)
         return await self.steps.at_store(order, lambda stores, asked: commits_after(stores, asked, sequence))
-
-
-def _owner(job: ResumableTrainingJob) -> Owner:
-    meta = job.metadata
-    return Owner(namespace=meta.namespace, name=meta.name, uid=meta.uid)

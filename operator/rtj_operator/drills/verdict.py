@@ -7,7 +7,7 @@ dies in between goes on where it was.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rtj_operator.api import AttemptRecord, JobStatus, Phase, ResumableTrainingJob
+from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
 from rtj_operator.api.drill import DrilledCheckpoint, DrillPhase, DrillStatus, ResumeDrill, Sandbox
 from rtj_operator.drills.reading import Reading
 from rtj_operator.drills.sandbox import sandbox_name, sandbox_run
@@ -15,6 +15,7 @@ from rtj_operator.drills.words import DrillReason
 from rtj_operator.text import count, lasting, many, printable
 
 _MOST = 2000
+_WAITS = ". It is not done yet: "
 _DAY = 86400.0
 
 
@@ -26,6 +27,8 @@ class Recorded:
     """Sequence of its entry in the run's journal; None: there is nothing to be said there."""
     quarantined: str = ""
     """Why the checkpoint is under quarantine now."""
+    dropped: str = ""
+    """Why it cannot be restored any more, without having been found bad."""
     mesh_from: str = ""
     """Mesh that saved, in one word."""
 
@@ -79,10 +82,24 @@ def recorded(drill: ResumeDrill, status: DrillStatus, found: Recorded) -> DrillS
     if found.quarantined:
         update["quarantined"] = True
         status = told(drill, status, DrillPhase.RECORDING, DrillReason.CHECKPOINT_BAD, found.quarantined)
-    elif status.result is DrillPhase.PASSED and found.entry is None:
-        text = f"{status.message}. The journal has no word of it: the checkpoint is retired or quarantined by now"
+    elif found.dropped and status.result is DrillPhase.FAILED:
+        status = told(drill, status, DrillPhase.RECORDING, DrillReason.NOTHING_TO_DRILL, found.dropped)
+    elif found.dropped:
+        text = f". The journal has no word of it: {found.dropped}"
+        text = f"{_verdict(status).removesuffix(text)}{text}"
         status = told(drill, status, DrillPhase.RECORDING, status.reason or "", text)
     return status.model_copy(update=update)
+
+
+def unrecorded(status: DrillStatus, trouble: str) -> DrillStatus:
+    """The status of a drill whose result is known, and behind it what still keeps the drill from its end."""
+    text = f"{_verdict(status)}{_WAITS}{printable(trouble)[: _MOST // 2]}"
+    return status.model_copy(update={"message": text})
+
+
+def _verdict(status: DrillStatus) -> str:
+    """What was said of the result itself."""
+    return (status.message or "").partition(_WAITS)[0]
 
 
 def ended(drill: ResumeDrill, status: DrillStatus, now: float) -> DrillStatus:
@@ -92,6 +109,7 @@ def ended(drill: ResumeDrill, status: DrillStatus, now: float) -> DrillStatus:
         update={
             "observed_generation": drill.metadata.generation,
             "phase": status.result,
+            "message": _verdict(status),
             "ended_at": _at(now),
         }
     )
@@ -133,15 +151,11 @@ def _seen(drill: ResumeDrill, status: DrillStatus, sandbox: ResumableTrainingJob
     if seen.resume is not None:
         update |= {"checks": seen.resume.compared, "loss_delta": seen.resume.loss_delta}
     if record is not None and record.seconds is not None:
-        update |= {"seconds": record.seconds, "recovery_seconds": _recovery(record)}
+        update |= {"seconds": record.seconds, "recovery_seconds": record.seconds.total}
     status = status.model_copy(update=update)
     reason = seen.reason or DrillReason.STARTING.value
     text = f"{before.name}: {seen.message}" if seen.message else f"{before.name} was created"
     return told(drill, status, DrillPhase.RUNNING, reason, text)
-
-
-def _recovery(record: AttemptRecord) -> float | None:
-    return record.seconds.total if record.seconds is not None else None
 
 
 def read(drill: ResumeDrill, status: DrillStatus, job_uid: str, seen: Reading) -> DrillStatus:
@@ -156,8 +170,11 @@ def read(drill: ResumeDrill, status: DrillStatus, job_uid: str, seen: Reading) -
     status = status.model_copy(update={"bytes": count(result.bytes)})
     if result.fault is not None:
         fault = result.fault
-        text = f"{fault.file} should be {fault.expected}, found {fault.found}, read twice"
-        return ending(drill, status, Ending(False, DrillReason.DIFFERS, text))
+        text = (
+            f"{fault.file} should be {fault.expected}, the reader found {fault.found}, twice; the operator has not "
+            "found that itself, so nothing is quarantined for it"
+        )
+        return ending(drill, status, Ending(False, DrillReason.NOT_CONFIRMED, text))
     took = f"{result.seconds:.1f} s" if 0 <= result.seconds < _DAY else "some time"
     text = f"{count(result.bytes)} bytes were read in {took} and are what was saved"
     return ending(drill, status, Ending(True, DrillReason.BYTES_PROVEN, text))

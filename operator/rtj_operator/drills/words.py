@@ -12,6 +12,7 @@ class DrillReason(StrEnum):
     BYTES_PROVEN = "BytesProven"
     DIFFERS = "Differs"
     CHECKPOINT_BAD = "CheckpointBad"
+    NOT_CONFIRMED = "NotConfirmed"
     NOTHING_COMPARED = "NothingCompared"
     NOTHING_TO_DRILL = "NothingToDrill"
     JOB_MISSING = "JobMissing"
@@ -29,8 +30,9 @@ DRILL_REASON_DOCS: dict[DrillReason, str] = {
     DrillReason.BYTES_PROVEN: "Passed: every byte was read and is what was saved (deep: false).",
     DrillReason.DIFFERS: "Failed: a check, or a step after the restore, differs from what was seen before.",
     DrillReason.CHECKPOINT_BAD: "Failed: the checkpoint is missing or damaged, read twice; it is under quarantine.",
+    DrillReason.NOT_CONFIRMED: "Failed: a reader found wrong bytes, and the operator itself did not (deep: false).",
     DrillReason.NOTHING_COMPARED: "Failed: training had ended at this checkpoint, so no step could be compared.",
-    DrillReason.NOTHING_TO_DRILL: "Failed: there is no such checkpoint that could be restored.",
+    DrillReason.NOTHING_TO_DRILL: "Failed: there is no such checkpoint that could be restored, or no longer.",
     DrillReason.JOB_MISSING: "Failed: the job that it names does not exist.",
     DrillReason.SPEC_INVALID: "Failed: no job can be made of the job's spec and the drill's; what to change.",
     DrillReason.NAME_TAKEN: "Failed: an object that is not this drill's has the name of its sandbox.",
