@@ -26,18 +26,22 @@ Row = Figure | NotMeasured
 
 def measure(options: argparse.Namespace) -> Iterable[Row]:
     """All rows, as they come."""
-    rounds = max(5, options.rounds)
+    rounds, quick = max(5, options.rounds), options.quick
+    if quick:
+        rounds = 5
     with server() as (store, pid):
         large = TrainingRun(store, "bench-large", options.megabytes * _MB, 12, pid)
-        yield from _saves("large tensors", large.act("saves", "lost", rounds=rounds, dcp=True))
+        yield from _saves(
+            "large tensors", large.act("saves", *([] if quick else ["lost"]), rounds=rounds, dcp=True)
+        )
         yield from _restores("large tensors", large, 5)
         small = TrainingRun(store, "bench-small", 16 * _MB, 1000, pid)
         facts = small.act("idle", "saves", rounds=rounds, dcp=True)
         yield from _steps(facts)
         yield from _saves("small tensors", facts)
-        two = TrainingRun(store, "bench-two", options.megabytes * _MB, 12, pid, ranks=2)
-        yield from _two_ranks(two.act("idle", "together", rounds=rounds, idle=60))
-        if not options.quick:
+        if not quick:
+            two = TrainingRun(store, "bench-two", options.megabytes * _MB, 12, pid, ranks=2)
+            yield from _two_ranks(two.act("idle", "together", rounds=rounds, idle=60))
             yield from _restores("small tensors", small, 5)
             yield from _peers(large.act("peers", rounds=5))
             yield from _throttled(store, pid)
@@ -47,8 +51,8 @@ def measure(options: argparse.Namespace) -> Iterable[Row]:
     for before, now in ((8, 6), (64, 48)):
         name = f"datapath: computed: 7B, {before} → {now} ranks: bytes fetched ÷ needed, worst pod"
         yield Figure(name, fetched.worst_pod(before, now), "×", 1.05)
-    yield from large_scale.measure(256 if options.quick else 1024)
-    yield from missing.rows(quick=options.quick)
+    yield from large_scale.measure(256 if quick else 1024)
+    yield from missing.rows(quick=quick)
 
 
 def _saves(label: str, facts: list[Fact]) -> Iterator[Row]:
@@ -165,6 +169,6 @@ def _many(store: Bucket, pid: int) -> Iterator[Row]:
     yield Figure("datapath: memory of the sidecar over 200 saves ÷ after 20", grown, "×", 1.05, "", beside)
     committed = run.committed_bytes()
     stored = [committed[f["checkpoint"]] for f in facts if f["round"]]
-    state = 3 * facts[0]["bytes"]  # parameters and two moments
+    state = column(facts, "many", "state")
     title = "datapath: LoRA: bytes per save after the first ÷ trainable state and its moments"
-    yield ratio(title, stored, [state] * len(stored), 1.05, f"{run.frozen / _MB:.0f} MB are frozen")
+    yield ratio(title, stored, state, 1.05, f"{run.frozen / _MB:.0f} MB are frozen")

@@ -31,5 +31,6 @@ def rows(*, quick: bool) -> Iterator[NotMeasured]:
         yield NotMeasured("datapath: restore 4 → 3, 4 → 2, dp2×tp2 → dp4 ÷ same topology", why, 1.3)
     if quick:
         yield NotMeasured(
-            "datapath: small restores, peers, throttled store, 200 saves, LoRA", "--quick was given"
+            "datapath: 2 ranks, steps lost, small restores, peers, throttled store, 200 saves, LoRA",
+            "--quick was given",
         )

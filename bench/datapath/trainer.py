@@ -54,7 +54,8 @@ class Weights(nn.Module):
             self.base = nn.Parameter(torch.randn(frozen // 4 // 64, 64), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.w[0][:1] * x).sum()
+        used = list(self.w) if TASK["optimizer"] == "Adam" else [self.w[0]]  # moments come with a gradient
+        return torch.stack([(w[:1] * x).sum() for w in used]).sum()
 
 
 class Rank:
@@ -285,9 +286,11 @@ def _lost_steps(rank: Rank) -> None:
 
 def many(rank: Rank) -> None:
     """One save after the other, and the sidecar's memory."""
+    moments = sum(t.nbytes for slots in rank.optimizer.state.values() for t in slots.values())
     for number in range(TASK["rounds"]):
         save = rank.save()
-        say(kind="many", round=number, resident=processes.resident_bytes(rank.sidecar), **save)
+        resident = processes.resident_bytes(rank.sidecar)
+        say(kind="many", round=number, resident=resident, state=rank.bytes + moments, **save)
 
 
 def restore(rank: Rank) -> None:
