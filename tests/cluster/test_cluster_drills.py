@@ -97,6 +97,7 @@ def job(world: World) -> Job:
         "drilled", nodes=2, ranks=2, steps=4000, interval=8, env={"TEST_PACE": "/ledger/pace"},
         elastic={"minNodes": 1, "cooldownSeconds": 0, "scaleUpDelaySeconds": 600}, resumeCompatibility=matrix,
     )  # fmt: skip
+    document["spec"]["checkpoint"]["retention"] = {"keepLast": 100}  # a named one stays until its drill begins
     job = world.job(document)
     job.pace(0.1)
     with_witness(job, beyond=1)
