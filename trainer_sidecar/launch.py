@@ -42,6 +42,19 @@ EXIT_CODES = {
 GOOD = ("SavedAndStopped", "Stopped", "Finished")
 RUN_OF = {"namespace": "RTJ_NAMESPACE", "runId": "RTJ_RUN_ID"}
 """Names in the plan, and the variables that say which run this pod belongs to; one that is not set is not compared."""
+PLAN_FIELDS = {
+    "contractVersion": int,
+    "epoch": int,
+    "attempt": int,
+    "order": str,
+    "dumpStacks": int,
+    "topology.nodes": int,
+    "topology.ranksPerNode": int,
+    "master.address": str,
+    "master.port": int,
+}
+"""All of a plan that is read here, with types."""
+PLAN_DEFAULTS = ("order", "dumpStacks")
 TICK_SECONDS = 0.05
 STACKS_SIGNAL = 40
 STACKS_SECONDS = 0.1
@@ -116,6 +129,20 @@ def read_json(path: str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def plan_fault(plan: dict[str, Any]) -> str:
+    """What a plan lacks of that which is read here, empty when it is whole. Ranks that train outlive a plan that
+    somebody has edited by hand."""
+    for path, kind in PLAN_FIELDS.items():
+        value: Any = plan
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is None and path in PLAN_DEFAULTS:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return f"{path} is {value!r}, it must be of type {kind.__name__}"
+    return ""
 
 
 def signal_name(code: int | None) -> str | None:
@@ -568,11 +595,18 @@ class Launcher:
         self.stamp = stamp
         if plan is None:
             log("plan file is not a JSON object", path=self.plan_file, size=stat.st_size)
-        elif plan.get("contractVersion") != CONTRACT_VERSION:
+        elif isinstance(version := plan.get("contractVersion"), int) and version != CONTRACT_VERSION:
             self._refuse(plan)
+        elif fault := plan_fault(plan):
+            self.refused = f"; the plan there is malformed: {fault}"
+            log("plan refused", fault=fault, path=self.plan_file)
         elif any(plan.get(key) != value for key, value in self.run_of.items()):
             self._ignore(plan)
-        elif plan["epoch"] >= self.epoch:
+        elif plan["epoch"] < self.epoch:
+            log(
+                "plan refused", fault=f"epoch {plan['epoch']} is older than {self.epoch}", path=self.plan_file
+            )
+        else:
             self.refused = ""
             self._obey(plan, seen)
 

@@ -82,7 +82,7 @@ def pod_view(
         scheduled=scheduled.get("status") == "True",
         unschedulable=str(scheduled.get("message", "")) or "no sentence given" if unschedulable else "",
         unschedulable_since=unix(scheduled.get("lastTransitionTime")) if unschedulable else None,
-        sidecar_running="running" in (_container(status, sidecar).get("state") or {}),
+        sidecar_running=_has_started(_container(status, sidecar)),
         trainer_running="running" in trainer_state,
         trainer_end=_end(trainer_state.get("terminated")),
         init_end=init_end,
@@ -134,6 +134,11 @@ def _containers(status: Object) -> list[Object]:
 
 def _container(status: Object, name: str) -> Object:
     return next((c for c in _containers(status) if c.get("name") == name), {})
+
+
+def _has_started(container: Object) -> bool:
+    """It runs and its startup probe has passed: before, its silence says nothing."""
+    return "running" in (container.get("state") or {}) and container.get("started") is not False
 
 
 def _waiting(status: Object) -> Object:

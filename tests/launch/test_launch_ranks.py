@@ -193,3 +193,38 @@ def test_torchrun_that_cannot_start_is_a_failure_with_its_own_words(start_pod: A
     assert outcome["kind"] == "Failed"
     assert "torchrun exited with code 1" in outcome["message"]
     assert "EADDRINUSE" in outcome["message"]
+
+
+MALFORMED = (
+    {"epoch": None},
+    {"epoch": "9"},
+    {"epoch": 9, "topology": None},
+    {"dumpStacks": "x"},
+    {"contractVersion": None},
+)
+
+
+def test_a_plan_that_somebody_has_edited_by_hand_is_refused_by_field_and_ranks_train_on(
+    start_pod: Any,
+) -> None:
+    pod = start_pod()
+    pod.publish(1)
+    pids = pod.started(1)
+    whole = json.loads(pod.plan_file.read_text())
+    for number, changes in enumerate(MALFORMED, 1):
+        edited = pod.plan_file.with_suffix(".edited")
+        edited.write_text(json.dumps({**whole, **changes}))
+        edited.rename(pod.plan_file)
+        pod.until_events("plan refused", number)
+    faults = [event["fault"] for event in pod.events("plan refused")]
+    assert faults == [
+        "epoch is None, it must be of type int",
+        "epoch is '9', it must be of type int",
+        "topology.nodes is None, it must be of type int",
+        "dumpStacks is 'x', it must be of type int",
+        "contractVersion is None, it must be of type int",
+    ]
+    assert pod.process.poll() is None
+    assert not any(gone(pid) for pid in pids.values())
+    pod.publish(1, "Stop")
+    assert pod.wait() == 143

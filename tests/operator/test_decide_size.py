@@ -334,3 +334,30 @@ def shrunk(lost: list[str] | None = None) -> Situation:
     placement = placement.model_copy(update={"nodes": 1, "wanted_nodes": 2, "lost_nodes": lost or []})
     small = replace(small, status=small.status.model_copy(update={"placement": placement}))
     return small.after(small.decide())
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("lost", [("node1", "node2"), ("node2",)])
+def test_a_placement_that_keeps_off_lost_nodes_is_made_anew_without_that_when_it_finds_no_others(
+    elastic: bool, lost: tuple[str, ...]
+) -> None:
+    """They are back, ready and free: the affinity of the Job that waits would keep it off them for ever."""
+    situation = running().wanting(elastic=elastic)
+    gone = tuple(
+        replace(p, node_lost=p.node in lost, status=None, ready=False) if p.node in lost else p
+        for p in (replace(q, node=f"node{q.index + 1}") for q in pods(2))
+    )
+    situation = situation.seeing(jobs=1, pods=gone)
+    situation = situation.after(situation.decide())
+    placed = situation.status.placement
+    assert placed is not None
+    assert placed.lost_nodes == list(lost)
+
+    none = {"node": "", "scheduled": False, "unschedulable": "no node", "unschedulable_since": NOW}
+    short = tuple(replace(pod(i, placement=2, up=False), **none) for i in range(placed.nodes))
+    situation = situation.seeing(jobs=2, pods=short, capacity=rooms(node1=1, node2=1))
+    decided = situation.later(30).decide()
+    assert "keep off node" in (decided.status.message or "")
+    decided = situation.after(decided).later(61 + 60).decide()
+    (made,) = (a for a in decided.actions if isinstance(a, CreateJob))
+    assert (made.nodes, made.avoid_nodes) == (2, ())

@@ -86,3 +86,13 @@ def test_pods_that_never_had_a_plan_hold_nothing_and_a_job_without_pods_makes_no
     assert refused.actions == (DeleteJob("sft-p1", "job-1"),)
     nothing = ended.seeing(jobs=(), pods=()).decide()
     assert (nothing.actions, nothing.requeue_after) == ((), None)
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPLETE, Phase.FAILED])
+def test_a_phase_that_somebody_has_written_into_the_status_counts_its_grace_from_then(phase: Phase) -> None:
+    situation = running()
+    situation = replace(situation, status=situation.status.model_copy(update={"phase": phase}))
+    situation = situation.after(situation.decide())
+    assert situation.status.ended_at is not None
+    late = situation.still(7200).decide()
+    assert DeletePods in [type(a) for a in late.actions]

@@ -53,6 +53,18 @@ def test_the_end_of_the_trainer_is_its_container_status_with_the_launchers_outco
     assert not found.up
 
 
+def test_a_sidecar_runs_once_its_startup_probe_has_passed() -> None:
+    """Before, it cannot answer: its silence would count as a lost node on a busy machine."""
+
+    def running(**more: bool) -> bool:
+        sidecar = {"name": "rtj-sidecar", "state": {"running": {}}, **more}
+        return bool(view(pod_object(initContainerStatuses=[sidecar])).sidecar_running)
+
+    assert not running(started=False)
+    assert running(started=True)
+    assert running()
+
+
 async def look(observer: Observer, job: Object) -> Observed:
     return await observer.look(job, await observer.read(job), status_port=1, capacity_for=None)
 

@@ -67,9 +67,8 @@ def attempt_ended(view: View) -> Step | None:
 
 def after_end(view: View, end: End) -> Step:
     """Failed, or the next attempt: in the same pods when all are there, else in a new placement."""
-    bad = (
-        end.outcome == RESTORE_POINT_BAD
-    )  # the checkpoint's fault, it seems: counted once the fence has looked
+    # The checkpoint's fault, it seems: counted once the fence has looked.
+    bad = end.outcome == RESTORE_POINT_BAD
     status = with_unstarted(view, record_end(view, view.status, end, ordered=bad), end)
     step = _failed_for_good(view, status, end) or _goes_on(view, status, end)
     return _add_event(step, ended_event(view, step.status, end))

@@ -127,8 +127,9 @@ def cause_after(record: AttemptRecord | None) -> Cause:
 
 
 def ended_event(view: View, status: JobStatus, end: End) -> Event:
-    """An attempt's end as an Event: cause, first failing rank, and what follows."""
-    number = view.status.attempt.number if view.status.attempt else 0
+    """An attempt's end, or that of a placement in which none began, as an Event: cause, first failing rank, and what
+    follows."""
+    number = view.status.attempt.number if view.status.attempt and view.attempted else 0
     place = f"attempt {number}" if number else f"placement {view.number}"
     follows = advice.after_end(view, status, end)
     text = advice.with_advice(f"{place} ended: {end.outcome}: {end.message}"[: 980 - len(follows)], follows)

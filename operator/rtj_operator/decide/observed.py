@@ -48,6 +48,7 @@ class PodView:
     """The scheduler's sentence, empty when it has not said that the pod does not fit."""
     unschedulable_since: float | None = None
     sidecar_running: bool = False
+    """It has started: its startup probe has passed."""
     trainer_running: bool = False
     trainer_end: ContainerEnd | None = None
     init_end: ContainerEnd | None = None

@@ -22,6 +22,8 @@ def already_over(view: View) -> Step | None:
     status, placement = view.status, view.status.placement
     if status.phase not in (Phase.COMPLETE, Phase.FAILED):
         return None
+    if status.ended_at is None:  # said by somebody else: its grace and its TTL count from now
+        return Step(status.model_copy(update={"ended_at": view.time}), (), 0.1)
     if expired(view):
         return Step(status, (DeleteObject(),))
     never_begun = not view.standing or any(p.plan is None and p.trainer_end is None for p in view.standing)

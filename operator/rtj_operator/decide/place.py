@@ -86,8 +86,7 @@ def new_placement(
 def create_job(placement: PlacementStatus) -> CreateJob:
     """The Job of a placement, the same however often it is asked for."""
     grace = placement.grace_seconds or LEAST_GRACE_SECONDS
-    avoid = tuple(sorted({*placement.lost_nodes, *placement.excluded_nodes}))
-    return CreateJob(placement.number, placement.nodes, avoid, grace)
+    return CreateJob(placement.number, placement.nodes, _avoided(placement), grace)
 
 
 def released(view: View, status: JobStatus, cause: Cause) -> Step:
@@ -174,12 +173,16 @@ def pods_missing(view: View) -> Step | None:
     if smaller is not None and status.placement is not None:
         return new_placement(view, status, status.placement.cause, size=smaller)
     long = _short_for(view, status) >= max(view.want.scale_down_delay, LOST_NODE_SECONDS)
-    if short and long and status.placement is not None and status.placement.excluded_nodes:
-        # Without the excluded nodes it cannot run at all: an hour on them beats an hour of waiting.
+    avoided = _avoided(status.placement)
+    if short and long and status.placement is not None and avoided:
+        # Without them it cannot run at all. Lost nodes may be back, and an hour on excluded ones beats one of waiting.
         freed = status.model_copy(update={"excluded_nodes": []})
         return new_placement(view, freed, status.placement.cause)
     up = sum(p.up for p in view.standing)
     reason, text = blocked(view.standing) or ("PodsPending", f"{up} of {view.size} pods run")
+    if reason == Reason.UNSCHEDULABLE and avoided:
+        off = ", ".join(avoided[:5]) + (", ..." if len(avoided) > 5 else "")
+        text += f" (for a minute or so they keep off {off}, where pods were lost or have failed)"
     if reason == Reason.UNSCHEDULABLE and _own_pods_leaving(view):
         reason, text = (
             Reason.PODS_PENDING,
@@ -216,6 +219,11 @@ def _own_pods_leaving(view: View) -> bool:
         p.deleting and not p.node_lost and not p.gone and p.overdue_seconds < OVERDUE_SECONDS
         for p in view.observed.pods
     )
+
+
+def _avoided(placement: PlacementStatus | None) -> tuple[str, ...]:
+    """Nodes that the placement's pods keep off."""
+    return tuple(sorted({*placement.lost_nodes, *placement.excluded_nodes})) if placement is not None else ()
 
 
 def _shrunk(placement: PlacementStatus | None) -> bool:
