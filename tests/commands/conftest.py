@@ -81,12 +81,16 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield gateway.endpoint
 
 
+@pytest.fixture
+def s3_url(s3_server: str) -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return f"file://{tmp_path}/store"
-    request.getfixturevalue("s3_server")
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    return str(request.getfixturevalue("s3_url"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import store_world as world
 import yaml
 
@@ -17,6 +18,8 @@ from trainer_sidecar.store.drills import DrillPassed, record_drill
 if TYPE_CHECKING:
     from conftest import Run
 
+pytestmark = pytest.mark.s3
+
 WANTED = Topology(
     nodes=2,
     ranks_per_node=2,
@@ -25,7 +28,13 @@ WANTED = Topology(
 )
 
 
-def job_file(run: Run, folder: Path) -> Path:
+@pytest.fixture
+def url(s3_url: str) -> str:
+    """A job's store is one of S3: a plan of any other is refused."""
+    return s3_url
+
+
+def job_file(run: Run, folder: Path, **checkpoint: Any) -> Path:
     keys = world.KEYS
     spec = {
         "nodes": 2,
@@ -35,7 +44,7 @@ def job_file(run: Run, folder: Path) -> Path:
         "resumeCompatibility": [
             {"from": {"dp": "*"}, "to": {"dp": "*"}, "status": "blocked_until_drill_passes"}
         ],
-        "checkpoint": {"store": {"url": run.url}, "runId": keys.run_id},
+        "checkpoint": {"store": {"url": run.url}, "runId": keys.run_id, **checkpoint},
         "template": {"spec": {"containers": [{"name": "trainer", "command": ["train.py"]}]}},
     }
     meta = {"name": "job", "namespace": keys.namespace}
@@ -68,3 +77,16 @@ def test_a_blocked_size_is_shown_until_a_drill_has_proven_it_and_then_with_that_
     assert proven["note"].startswith("proven by drill probe on ")
     assert run.ids[0] in proven["note"], "another checkpoint with the same fingerprints"
     assert "dp2xtp1xpp1/zero3 on dp4xtp1xpp1/zero3 by drill probe" in run.rtj("journal", "tail")
+
+
+def test_before_its_first_commit_a_fork_is_planned_from_the_run_that_it_starts_from(
+    run: Run, tmp_path: Path
+) -> None:
+    source = {"runId": world.KEYS.run_id}
+    path = str(job_file(run, tmp_path, runId="fork", resumeFrom=source))
+    assert cli.main(["plan", "-f", path, "--resume"]) == 0
+    heading = run.capture()[0].splitlines()[0]
+    assert heading == f"resume of {run.ids[-1]} of run team/run: step 3, mesh {world.topology().mesh}"
+    path = str(job_file(run, tmp_path, runId="fork", resumeFrom={**source, "checkpointId": run.ids[0]}))
+    assert cli.main(["plan", "-f", path, "--resume"]) == 0
+    assert run.capture()[0].startswith(f"resume of {run.ids[0]} ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
 
 @pytest.fixture

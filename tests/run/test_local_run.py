@@ -163,9 +163,26 @@ def test_a_plan_is_printed_for_every_size(tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["plan", "-f", str(job)]) == 0
     assert capsys.readouterr().out.splitlines()[0].split()[:3] == ["NODES", "RANKS", "MESH"]
 
-    job.write_text(job.read_text().replace("minNodes", "minNode"))
-    assert cli.main(["plan", "-f", str(job)]) == 2
-    assert f"{job}: unknown field spec.elastic.minNode: " in capsys.readouterr().err
+    written = job.read_text()
+
+    def refused(old: str, new: str) -> str:
+        job.write_text(written.replace(old, new))
+        assert cli.main(["plan", "-f", str(job)]) == 2
+        out, said = capsys.readouterr()
+        assert not ("NODES" in out and "the API server would refuse it" in said), (
+            "no table of what is not stored"
+        )
+        return str(said)
+
+    assert "unknown field spec.elastic.minNode\n" in refused("minNodes", "minNode")
+    assert "must hold a container named trainer" in refused("name: trainer", "name: main")
+    assert "spec.checkpoint.store.url: store.url must be s3://bucket" in refused("s3://ckpt", "file:///ckpt")
+    assert "metadata.name must start with a letter" in refused("name: sft", "name: 7b")
+    assert "spec.batch.globalBatchSize: Input should be a valid integer" in refused("512", '"512"')
+    assert "nodes 4 is below elastic.minNodes 5: raise" in refused("minNodes: 2", "minNodes: 5")
+    assert "write command: [train.py]" in refused("command: [train.py]", "command: [python, train.py]")
+    assert "change batch.globalBatchSize" in refused("nodes: 4", "nodes: 3")
+    assert "is a drill" in refused("kind: ResumableTrainingJob", "kind: ResumeDrill")
 
 
 def test_the_folder_of_a_living_run_is_never_taken_for_an_abandoned_one(tmp_path: Path) -> None:

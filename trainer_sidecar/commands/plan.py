@@ -1,6 +1,7 @@
 """`rtj plan`: what would run on every size, before anything is applied."""
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,31 +43,43 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _plan(args: argparse.Namespace) -> int:
     from rtj_operator.mesh import plan_table
-    from trainer_sidecar.commands.job_file import read_job
+    from trainer_sidecar.commands.job_file import check_job
 
-    spec = read_job(args.file)
-    saved, matrix, proven = _resume(spec, args.resume) if args.resume else (None, spec.matrix, {})
+    spec, problems = check_job(args.file)
+    saved, matrix, proven = _resume(spec, args) if args.resume else (None, spec.matrix, {})
     table = plan_table(spec.mesh, saved, matrix)
     print_rows([_row(size, found, saved, proven) for size, found in table], output=args.output)
-    return 0 if any(isinstance(found, Topology) for _, found in table) else 2
+    for problem in problems:
+        print(f"rtj: {args.file}: {problem.sentence}", file=sys.stderr)
+    return 2 if problems or not any(isinstance(found, Topology) for _, found in table) else 0
 
 
-def _resume(spec: "EffectiveSpec", wanted: str) -> Saved:
-    """What the run says of resuming that checkpoint. Raises ValueError, StoreError."""
+def _resume(spec: "EffectiveSpec", args: argparse.Namespace) -> Saved:
+    """What the run says of resuming that checkpoint; before its first commit that of `resumeFrom`. Raises ValueError,
+    StoreError."""
     from rtj_operator.matrix import open_matrix, proven
+    from trainer_sidecar.store.forks import Fork, choose_source, source_journal
     from trainer_sidecar.store.journal import Journal
     from trainer_sidecar.store.open import open_store
     from trainer_sidecar.store.verify import read_manifest
 
-    place = spec.store
-    journal = Journal(
-        open_store(place.url, endpoint=place.endpoint, region=place.region),
-        RunKeys(spec.namespace, spec.run_id),
-    )
-    point = find_checkpoint(read_run(journal), wanted)
-    keys = RunKeys(point.source.namespace, point.source.run_id) if point.source else journal.keys
-    saved = read_manifest(journal.store, keys, point).trained_on
-    return saved, open_matrix(spec, journal, keys, point), proven(spec, journal, keys, point)
+    place, source = spec.store, spec.resume_from
+    store = open_store(place.url, endpoint=place.endpoint, region=place.region)
+    own = Journal(store, RunKeys(spec.namespace, spec.run_id))
+    if source is not None and own.read().newest_restorable is None:
+        named = source.checkpoint_id if args.resume == NEWEST else args.resume
+        fork = Fork(spec.namespace, source.run_id, named)
+        point = choose_source(read_run(source_journal(own, fork)), fork, own.history)
+    else:
+        point = find_checkpoint(read_run(own), args.resume)
+    keys = RunKeys(point.source.namespace, point.source.run_id) if point.source else own.keys
+    saved = read_manifest(store, keys, point).trained_on
+    if args.output == "table":
+        mesh = saved.mesh if saved is not None else "none: weights only"
+        print(
+            f"resume of {point.checkpoint_id} of run {keys.namespace}/{keys.run_id}: step {point.step}, mesh {mesh}"
+        )
+    return saved, open_matrix(spec, own, keys, point), proven(spec, own, keys, point)
 
 
 def _row(

@@ -68,11 +68,12 @@ def parse_object(model: type[M], raw: Mapping[str, object]) -> M:
     try:
         return model.model_validate(raw)
     except ValidationError as exc:
-        named = "; ".join(f"{_path(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))
+        named = "; ".join(f"{path_of(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))
         raise InvalidJobError(f"the object does not fit schema {API_VERSION_FULL}: {named}") from exc
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
+def path_of(loc: tuple[int | str, ...]) -> str:
+    """The field that a finding of pydantic's is about, as people write it: spec.elastic.sizes[0]."""
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
 
 
