@@ -163,13 +163,17 @@ CELLS = (
         OPERATOR,
         "its clock and the API server's differ",
         P.LEAVING,
-        ("operator/test_seeing.py::test_a_pod_that_stands_after_its_grace_period_is_overdue_by_no_others_clock",),
+        (
+            "operator/test_seeing.py::test_a_pod_that_stands_after_its_grace_period_is_overdue_by_no_others_clock",
+        ),
     ),
     Cell(
         POD,
         "a sidecar says another thing each time",
         P.TRAINING,
-        ("operator/test_pace.py::test_a_sidecar_that_says_another_thing_each_time_is_asked_no_more_often_for_it",),
+        (
+            "operator/test_pace.py::test_a_sidecar_that_says_another_thing_each_time_is_asked_no_more_often_for_it",
+        ),
     ),
     Cell(
         API,
@@ -461,6 +465,57 @@ CELLS = (
         P.PLACING,
         (
             "cluster/test_cluster_failures.py::test_an_image_that_cannot_be_had_is_named_with_what_the_kubelet_said",
+        ),
+    ),
+    Cell(
+        NODE,
+        "lost nodes are back, and the pods that wait keep off them",
+        P.PLACING,
+        (
+            SIZE
+            + "test_a_placement_that_keeps_off_lost_nodes_is_made_anew_without_that_when_it_finds_no_others",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a busy node starts a sidecar slowly",
+        P.PLACING,
+        ("operator/test_seeing.py::test_a_sidecar_runs_once_its_startup_probe_has_passed",),
+    ),
+    Cell(
+        NODE,
+        "a kubelet misses a plan or an order",
+        P.STARTING,
+        (
+            "operator/test_nudges.py::"
+            "test_a_pod_that_has_not_seen_its_plan_is_nudged_after_two_seconds_and_then_after_twice_the_time",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a kubelet misses a plan or an order",
+        P.LEAVING,
+        (
+            "operator/test_nudges.py::"
+            "test_pods_that_have_not_seen_an_order_are_nudged_and_those_that_obey_it_are_not",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a trainer container is killed, and its peers fail for that",
+        P.TRAINING,
+        (
+            ENDS
+            + "test_a_rank_that_failed_since_a_peers_container_was_killed_waits_for_what_the_kubelet_says_of_it",
+        ),
+    ),
+    Cell(
+        NODE,
+        "a pod's plan is edited by hand",
+        P.TRAINING,
+        (
+            "launch/test_launch_ranks.py::"
+            "test_a_plan_that_somebody_has_edited_by_hand_is_refused_by_field_and_ranks_train_on",
         ),
     ),
     Cell(
