@@ -95,6 +95,7 @@ def test_transformers_loads_the_folder_and_finds_every_weight_as_it_was(
     assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
     told = json.loads((to / "rtj-export.json").read_text())
     assert (told["step"], told["samples"]) == (2, 8)
+    assert "gets no config.json" in export("--format", "hf", "--to", str(tmp_path / "bare"))
 
 
 def test_plain_dcp_loads_the_folder_with_the_optimizer(

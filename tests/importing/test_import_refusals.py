@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "adapters": (lambda f: (f / "adapter_model.safetensors").touch(), "adapters of peft"),
     "lost": (
         lambda f: (sharded(f), (f / "model-00002-of-00002.safetensors").unlink()),
-        r"lacks 1 files .*, such as model-00002-of-00002",
+        r"lacks files that .* names \(1\), such as model-00002-of-00002",
     ),
     "cut": (
         lambda f: (sharded(f), cut(f / "model-00001-of-00002.safetensors")),

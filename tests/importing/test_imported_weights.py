@@ -82,9 +82,12 @@ def test_a_training_starts_from_imported_weights_and_its_report_says_what_begins
     (told,) = json.loads(rtj("import", str(tmp_path), "-o", "json"))
     assert (told["files"], told["tensors"], told["format"]) == (2, len(weights), "huggingface")
     again = rtj("import", str(tmp_path), code=2)
-    assert re.search(r"run team/base exists in file://.*, with 1 attempts and 1 commits", again)
+    assert re.search(r"run team/base exists in file://.* \(attempts: 1, commits: 1\)", again)
 
-    assert f"imported from:  {tmp_path} (huggingface)" in rtj("checkpoints", "show", told["checkpoint"])
+    shown = rtj("checkpoints", "show", told["checkpoint"])
+    assert f"imported from:  {tmp_path} (huggingface)" in shown
+    assert all(f"{name}: " in shown for name in names)
+    assert "\nmesh:           -\n" in shown
     point = point_of(world, "base")
     assert (point.step, point.checkpoint_id) == (0, told["checkpoint"])
     manifest = read_manifest(world.store, RunKeys(KEYS.namespace, "base"), point)

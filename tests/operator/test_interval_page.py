@@ -29,7 +29,7 @@ def test_the_sample_prints_what_stands_below_it() -> None:
 
 def test_the_job_is_one_that_the_api_takes() -> None:
     (text,) = blocks("yaml")
-    found = Checkpoint.model_validate(yaml.safe_load(text)["checkpoint"])
+    found = Checkpoint.model_validate(yaml.safe_load(text)["spec"]["checkpoint"])
     assert (found.interval_policy, found.interval_seconds) == (IntervalPolicy.AUTO, 1800)
 
 

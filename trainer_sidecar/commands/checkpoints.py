@@ -14,6 +14,9 @@ from trainer_sidecar.contract.journal import Manifest
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.verify import read_manifest
 
+VALUE_SHOWN = 40
+"""Characters of a fingerprint's value."""
+
 
 def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the subcommand with all its actions."""
@@ -81,9 +84,17 @@ def _folders(manifest: ManifestFile) -> dict[str, Any]:
 
 
 def _origin(manifest: ManifestFile) -> dict[str, Any]:
-    """Of imported weights."""
+    """Of imported weights: their folder, and its files as their maker published them."""
     origin = manifest.imported
-    return {"imported from": f"{origin.source} ({origin.format})"} if origin else {}
+    if origin is None:
+        return {}
+    files = tuple(f"{file.name}: {file.size} bytes, sha256 {file.sha256}" for file in origin.files)
+    return {"imported from": f"{origin.source} ({origin.format})", "files": files}
+
+
+def _fingerprint(name: str, value: str) -> str:
+    """On one line of a terminal; the whole of it is in the JSON."""
+    return f"{name}={value}" if len(value) <= VALUE_SHOWN else f"{name}={value[:VALUE_SHOWN]}..."
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -107,13 +118,16 @@ def _show(args: argparse.Namespace) -> int:
         "sequence": entry.seq,
         "epoch": entry.epoch,
         "parent": entry.parent,
-        "mesh": str(manifest.topology.mesh),
+        "mesh": manifest.trained_on and str(manifest.trained_on.mesh),
         "shards": len(manifest.shards),
         **_folders(manifest),
         **_origin(manifest),
         "state digest": manifest.state_digest,
-        "fingerprints": ", ".join(f"{k}={v}" for k, v in manifest.fingerprints.items()),
+        "fingerprints": tuple(_fingerprint(name, value) for name, value in manifest.fingerprints.items()),
     }
     for name, value in facts.items():
-        print(f"{name + ':':15} {text_of(value)}")
+        first, *more = (value or (None,)) if isinstance(value, tuple) else (value,)
+        print(f"{name + ':':15} {text_of(first)}")
+        for line in more:
+            print(f"{'':15} {text_of(line)}")
     return 0

@@ -119,6 +119,12 @@ def _from(source: Source, point: RestorePoint, args: argparse.Namespace) -> int:
     stem = _STEMS[args.format]
     if args.format == "hf" and (adapters := for_peft(tensors)) is not None:
         tensors, stem = adapters, "adapter_model"
+    if args.format == "hf" and args.config is None:
+        needed = "adapter_config.json" if stem == "adapter_model" else "config.json"
+        print(
+            f"rtj: {args.to} gets no {needed}, without which from_pretrained cannot load it: --config FOLDER copies it",
+            file=sys.stderr,
+        )
     try:
         args.to.mkdir(parents=True, exist_ok=True)
         row = _write(args, source, manifest, tensors, point, stem)

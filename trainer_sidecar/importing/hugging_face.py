@@ -29,7 +29,7 @@ def read(folder: Path) -> Source:
     missing = sorted({name for name in where.values() if not (folder / name).is_file()})
     if missing:
         raise UnfitSourceError(
-            f"{folder} lacks {len(missing)} files that {INDEX} names, such as {missing[0]}"
+            f"{folder} lacks files that {INDEX} names ({len(missing)}), such as {missing[0]}"
         )
     files = tuple(_file(folder / name) for name in sorted(set(where.values())))
     found = {piece.tensor: file.path.name for file in files for piece in file.pieces}

@@ -105,8 +105,9 @@ class Import:
         ours = history.owner is None or history.owner.uid == self.owner.uid
         if history.tail and (history.manifests or not ours):
             raise UnfitSourceError(
-                f"run {keys.namespace}/{keys.run_id} exists in {self.journal.store.url}, with {len(history.attempts)} "
-                f"attempts and {len(history.manifests)} commits: an import begins a run, name another --run-id"
+                f"run {keys.namespace}/{keys.run_id} exists in {self.journal.store.url} (attempts: "
+                f"{len(history.attempts)}, commits: {len(history.manifests)}): an import begins a run, name another "
+                "--run-id"
             )
 
     def _request(self) -> FenceRequest:

@@ -196,8 +196,9 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
             default = _namespace_of(config.list_kube_config_contexts(path), context)
     except (config.ConfigException, OSError) as exc:
         named = f", context {context}" if context else ""
+        why = exc if any(Path(part).exists() for part in path.split(os.pathsep)) else "no such file"
         raise UnreachableError(
-            f"no cluster: kubeconfig {path}{named}: {exc}: name one with --kubeconfig and --context"
+            f"no cluster: kubeconfig {path}{named}: {why}: name one with --kubeconfig and --context"
         ) from exc
     settings.retries = False
     return Cluster(client.ApiClient(settings), namespace or default)
