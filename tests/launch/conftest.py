@@ -136,14 +136,15 @@ class Pod:
         temporary.rename(self.plan_file)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The launcher's JSON lines of one event."""
-        lines = self.log.read_bytes().splitlines()
-        found = [json.loads(line) for line in lines if line.startswith(b'{"rtj": ')]
+        """The launcher's JSON lines of one event. A rank that writes a line and its end apart may come between."""
+        begins = b'{"rtj": '
+        lines = (line.partition(begins) for line in self.log.read_bytes().splitlines())
+        found = [json.loads(begins + rest) for _, begun, rest in lines if begun]
         return [event for event in found if event["rtj"] == name]
 
     def until_events(self, name: str, count: int = 1) -> None:
         """Wait for lines of one event."""
-        until(lambda: len(self.events(name)) >= count, f"{count} x {name}\n{self.text()}")
+        until(lambda: len(self.events(name)) >= count, f"{count} x {name} in {self.log}")
 
     def started(self, epoch: int) -> dict[int, int]:
         """Pids of the ranks by rank, once all have started."""
