@@ -72,6 +72,11 @@ def test_trainer_in_the_sessions_order_saves_logs_and_evaluates_as_it_always_doe
     assert told["training.learning_rate"] == "0.01"
     assert told["model.hidden_size"] == "32"
     assert "training.per_device_train_batch_size" not in told
+    said = "a step has 8 samples, the plan's global batch (--global-batch of rtj run"
+    assert lab.log(plan).count(said) == 1, "by rank 0"
+    assert "per_device_train_batch_size 64 x gradient_accumulation_steps 1 on 2 ranks, which make 128" in (
+        lab.log(plan)
+    )
 
 
 def test_a_killed_trainer_goes_on_with_the_next_sample_on_another_world_size_and_is_verified(
@@ -165,7 +170,15 @@ def test_every_sample_of_the_page_trains_to_its_end(lab: Lab, tmp_path: Path) ->
         attempt = lab.attempt(ALONE)
         assert lab.run(attempt, str(path)) == [0], lab.log(attempt)
         found.append(lab.commits(attempt)[-1].step)
-    assert found == [8, 4, 3, 5]  # two passes over 32 samples in batches of 8; three ends by steps
+        if "NewRate" in text:
+            path.write_text(here + text.replace("learning_rate=1e-3", "learning_rate=4e-3"))
+            again = lab.attempt(ALONE, lab.point(lab.commits(attempt)[0]))
+            assert lab.run(again, str(path)) == [0], lab.log(again)
+            newest = lab.manifest(lab.commits(again)[-1])
+            (optimizer,) = newest.training_state.optimizers
+            assert {group["fields"]["initial_lr"] for group in optimizer["groups"]} == {4e-3}
+            assert newest.fingerprints["training.learning_rate"] == "0.004"
+    assert found == [8, 6, 4, 3, 5]  # two passes over 32 samples in batches of 8; four ends by steps
 
 
 @pytest.mark.parametrize("page", ["transformers.md", "import.md"])

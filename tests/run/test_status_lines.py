@@ -13,6 +13,7 @@ import pytest
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint, SaveReason
 from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
+from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.status import (
     CommittedStatus,
     InFlightStatus,
@@ -20,11 +21,12 @@ from trainer_sidecar.contract.status import (
     SidecarStatus,
     TrainerState,
 )
+from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.run import finished
 from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
 from trainer_sidecar.run.not_finite import why_no_good
 from trainer_sidecar.run.run_events import RunEvents
-from trainer_sidecar.run.status_watch import StatusWatch
+from trainer_sidecar.run.status_watch import StatusWatch, _of_losses
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.quarantine import quarantine
@@ -87,6 +89,31 @@ def test_a_long_step_is_no_standstill() -> None:
     assert "have stopped training" not in told(SaveReason.INTERVAL, still=60.0), "the first one may compile"
     assert "have stopped training" in told(SaveReason.INTERVAL, still=60.0, step_seconds=1.0)
     assert "have stopped training" in told(SaveReason.INTERVAL, still=600.0, step_seconds=30.0)
+
+
+def test_a_verified_resume_says_when_no_loss_was_compared() -> None:
+    batch = Batch(global_batch_size=8, micro_batch_size=8, accumulation=1)
+    place = Topology(nodes=1, ranks_per_node=1, mesh=Mesh(dp=1), batch=batch)
+    half = batch.model_copy(update={"global_batch_size": 4, "micro_batch_size": 4})
+    report = ResumeReport(
+        epoch=1,
+        attempt=2,
+        checkpoint_id=checkpoint_id(5, 1, "0123abcd"),
+        step=5,
+        topology_from=place,
+        topology_to=place,
+        checks=[Check(name="step", passed=True, expected=5, found=5)],
+        verified=True,
+    )
+    assert _of_losses(report) == ", no loss to compare: no steps after it had been seen before"
+    assert _of_losses(
+        report.model_copy(update={"topology_to": place.model_copy(update={"batch": half})})
+    ) == (", no loss to compare: the global batch was 8, is 4")
+    assert _of_losses(report.model_copy(update={"loss_delta": 0.0})) == ", loss delta 0"
+    assert _of_losses(report.model_copy(update={"verified": None})) == ""
+    failed = Check(name="cursor", passed=False, expected=40, found=48)
+    told = str(report.model_copy(update={"checks": [*report.checks, failed], "verified": False}))
+    assert told.splitlines()[1:] == ["ok     step: 5", "FAILED cursor: expected 40, found 48"]
 
 
 def test_only_the_same_command_with_the_same_files_is_complete(

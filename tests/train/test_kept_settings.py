@@ -54,10 +54,10 @@ def test_an_edited_learning_rate_and_schedule_are_told_as_not_used(
         world.close()
     assert told == [
         "initial_lr of group 0 of optimizer 0: 0.001 of the checkpoint goes on, 0.005 of the script is not used; "
-        "to change it, set it after Session.from_env",
+        "to change it, set it after Session.from_env (with Trainer: in on_train_begin of a callback)",
         "T_max of scheduler 0: 10 of the checkpoint goes on, 20 of the script is not used; "
-        "to change it, set it after Session.from_env",
+        "to change it, set it after Session.from_env (with Trainer: in on_train_begin of a callback)",
         "base_lrs of scheduler 0: [0.001] of the checkpoint goes on, [0.005] of the script is not used; "
-        "to change it, set it after Session.from_env",
+        "to change it, set it after Session.from_env (with Trainer: in on_train_begin of a callback)",
     ]
     assert all(sentence in caplog.text for sentence in told)

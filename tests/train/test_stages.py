@@ -262,6 +262,14 @@ def test_another_zero_stage_is_a_difference_but_on_one_rank_all_stages_are_the_s
     assert zero.differences([{}], now, (4, 2)) == []  # saved before stages were told
 
 
+def test_ddp_in_a_run_that_is_called_sharded_is_told_with_the_option_to_give() -> None:
+    plain = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)]
+    said = zero.mislabelled(plain, Mesh(dp=2))
+    assert "this is DDP" in said
+    assert "--zero 0 of rtj run, parallelism.zero: 0 of a job" in said
+    assert zero.mislabelled(plain, Mesh(dp=2, zero=0)) == zero.mislabelled(plain, Mesh(dp=1)) == ""
+
+
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [

@@ -177,3 +177,31 @@ def test_an_evaluation_leaves_whole_parameters_behind_and_the_sharded_ones_are_s
     with rank_of(world, plan, monkeypatch):
         _, found = evaluated(True, total_steps=END)
         assert found == {step: losses[step] for step in range(SAVED + 1, END + 1)}
+
+
+def test_what_one_rank_saved_whole_goes_on_sharded_and_moments_that_cannot_be_cut_are_refused_by_name(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that shards only where there are several ranks: on one, all ZeRO stages are the same."""
+    losses = train(world, monkeypatch, Parts(), END)
+    plan = world.attempt(topology(1, 4, micro=4), world.commit_of(SAVED), checkpoint=POLICY)
+    with rank_of(world, plan, monkeypatch):
+        parts, found = evaluated(False, total_steps=END)
+        assert all(isinstance(m, DTensor) for m in moments(parts) if m.numel() > 1)
+    assert found == pytest.approx({step: losses[step] for step in range(SAVED + 1, END + 1)}, rel=1e-6)
+
+    def factored(shards: bool) -> Parts:
+        model = nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+        if shards:
+            fully_shard(model, mesh=Session.mesh_from_env("cpu")["dp"])
+        parts = Parts(model)
+        parts.optimizer = torch.optim.Adafactor(model.parameters())
+        return parts
+
+    train(world, monkeypatch, factored(shards=False), SAVED)
+    plan = world.attempt(topology(1, 4, micro=4), world.commit_of(SAVED), checkpoint=POLICY)
+    with (
+        rank_of(world, plan, monkeypatch),
+        pytest.raises(ResumeRefused, match=r"row_var of shape \[8, 1\] was saved beside a whole parameter"),
+    ):
+        factored(shards=True).session(total_steps=END)

@@ -17,6 +17,11 @@ class Check(Document):
     found: Any = None
     detail: str = ""
 
+    def __str__(self) -> str:
+        values = f"expected {self.expected}, found {self.found}" if not self.passed else f"{self.found}"
+        told = [text for text in (values, self.detail) if text not in ("", "None")]
+        return f"{'ok' if self.passed else 'FAILED':6} {self.name}" + (f": {'; '.join(told)}" if told else "")
+
 
 class ResumeReport(Document):
     """Result of restoring a checkpoint into an attempt. `verified` is None until the steps after it were compared."""
@@ -39,6 +44,15 @@ class ResumeReport(Document):
     loss_delta: float | None = None
     """Largest relative loss difference over the compared steps."""
     verified: bool | None = None
+
+    @property
+    def verdict(self) -> str:
+        return {True: "verified", False: "NOT verified", None: "restored"}[self.verified]
+
+    def __str__(self) -> str:
+        """For people: one line for each check."""
+        head = f"resume of step {self.step} (checkpoint {self.checkpoint_id}) {self.verdict}"
+        return "\n".join([head, *map(str, self.checks)])
 
     @property
     def passed(self) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 from transformers import TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave, Plan
-from trainer_sidecar.contract.topology import Batch
 from trainer_sidecar.train import fingerprint
 
 log = logging.getLogger("rtj.train")
@@ -67,8 +66,21 @@ def _of_trainer(args: TrainingArguments) -> Iterator[str]:
         yield f"optim {optimizer}: its state lives in hooks of the parameters, where no save finds it"
 
 
-def take_over(args: TrainingArguments, batch: Batch) -> None:
-    """Batch and accumulation of the plan; Trainer's own checkpoints are off. What changes is told."""
+def take_over(args: TrainingArguments, plan: Plan) -> None:
+    """Batch and accumulation of the plan; Trainer's own checkpoints are off. What changes is told, and warned of
+    where a step has another number of samples than the arguments say."""
+    batch, ranks = plan.topology.batch, plan.topology.mesh.dp
+    micro, windows = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    if micro * windows * ranks != batch.global_batch_size and args.process_index == 0:
+        log.warning(
+            "a step has %d samples, the plan's global batch (--global-batch of rtj run, batch.globalBatchSize of a job)"
+            "; not used: per_device_train_batch_size %d x gradient_accumulation_steps %d on %d ranks, which make %d",
+            batch.global_batch_size,
+            micro,
+            windows,
+            ranks,
+            micro * windows * ranks,
+        )
     wanted = {
         "per_device_train_batch_size": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,

@@ -57,7 +57,7 @@ class Resumable:
             raise ValueError(f"{type(self).__name__} needs args=TrainingArguments(...)")
         self._plan = environment.join(args.device.type).plan
         refuse(args, self._plan)
-        take_over(args, self._plan.topology.batch)
+        take_over(args, self._plan)
         self._options = dict(session or {})
         self.session: Session | None = None
         """Once `train` has begun."""

@@ -8,6 +8,7 @@ import urllib.request
 from pydantic import ValidationError
 
 from trainer_sidecar.contract.journal import SaveReason
+from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.contract.status import SidecarStatus
 from trainer_sidecar.run.run_events import RunEvents
 
@@ -132,18 +133,31 @@ class StatusWatch:
         if report is None or report.epoch != self._epoch:
             return
         failed = [c.name for c in report.checks if not c.passed]
-        verdict = {True: "verified", False: "NOT verified", None: "restored"}[report.verified]
-        key = f"{report.epoch} {verdict} {failed}"
+        key = f"{report.epoch} {report.verdict} {failed}"
         if key == self._told_resume:
             return
         self._told_resume = key
         passed = f"{len(report.checks) - len(failed)} of {len(report.checks)} checks passed"
         total = report.seconds.get("total")
         took = f" in {total:.1f} s" if total is not None and report.verified is None else ""
-        delta = f", loss delta {report.loss_delta:.2g}" if report.loss_delta is not None else ""
         self._events.tell(
             "Resume",
-            f"resume of step {report.step} {verdict}{took}: {passed}{delta}"
+            f"resume of step {report.step} {report.verdict}{took}: {passed}{_of_losses(report)}"
             + (f"; failed: {', '.join(failed)}" if failed else ""),
             **report.model_dump(mode="json", by_alias=True, exclude_none=True),
         )
+
+
+def _of_losses(report: ResumeReport) -> str:
+    """What was compared of the steps after the restore, and why nothing was."""
+    if report.loss_delta is not None:
+        return f", loss delta {report.loss_delta:.2g}"
+    if report.verified is None:
+        return ""
+    before, now = (t.batch.global_batch_size for t in (report.topology_from, report.topology_to))
+    why = (
+        "no steps after it had been seen before"
+        if before == now
+        else f"the global batch was {before}, is {now}"
+    )
+    return f", no loss to compare: {why}"

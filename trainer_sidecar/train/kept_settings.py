@@ -9,6 +9,7 @@ from trainer_sidecar.train import tagged
 
 _MOVES = {"lr", "momentum", "betas"}
 """Fields of a group that a scheduler moves as it goes."""
+_HOW = "to change it, set it after Session.from_env (with Trainer: in on_train_begin of a callback)"
 _PROGRESS = {
     "last_epoch",
     "best",
@@ -55,5 +56,5 @@ def _changed(where: str, old: dict[str, Any], new: dict[str, Any], skip: set[str
         if old[key] != new[key]:
             yield (
                 f"{key} {where}: {tagged.decode(old[key])} of the checkpoint goes on, {tagged.decode(new[key])} of the "
-                "script is not used; to change it, set it after Session.from_env"
+                f"script is not used; {_HOW}"
             )

@@ -5,6 +5,7 @@ torch's own way runs an optimizer step on a fresh optimizer, which changes param
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -66,10 +67,26 @@ def _value(
         problems.append(f"missing in the checkpoint's index: {name}")
         return None
     dtype, shape = stored[name]
+    cut = _was_whole(slot["slot"], parameter, shape)
+    if cut and shape != tuple(parameter.shape):
+        problems.append(
+            f"{name} of shape {list(shape)} was saved beside a whole parameter, which is sharded in this run, and "
+            f"cannot be cut as that is (shape {list(parameter.shape)}): resume with whole parameters, as it was saved"
+        )
+        return None
+    if cut:
+        return torch.empty_like(parameter, dtype=getattr(torch, dtype), requires_grad=False)
     target = _target(slot["slot"], parameter, getattr(torch, dtype), shape)
     if tuple(target.shape) != shape:
         problems.append(f"shape of {name}: {list(shape)} in the checkpoint, {list(target.shape)} in this run")
     return target
+
+
+def _was_whole(slot: dict[str, Any], parameter: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Saved without shards (one rank needs none) and sharded now. A number per parameter, as `step`, stays plain."""
+    if slot["layout"] != "plain" or not isinstance(parameter, DTensor):
+        return False
+    return math.prod(shape) > 1 or (shape != () and shape == tuple(parameter.shape))
 
 
 def _target(

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.report import ResumeReport
-from trainer_sidecar.train import environment, refusal, scalars
+from trainer_sidecar.train import environment, refusal, scalars, zero
 from trainer_sidecar.train.accumulation import Accumulation
 from trainer_sidecar.train.agreement import Agreement, Values
 from trainer_sidecar.train.aside import aside
@@ -65,7 +65,7 @@ class Session(EndTold):
         environment.claim(env)
         refusal.tell_once(env.rank)
         self._env, self._state, self._cursor, self._feed = env, state, cursor, feed
-        plan = env.plan
+        plan, mesh = env.plan, env.plan.topology.mesh
         self._outcome = OutcomeFile(env.outcome_dir, plan, env.rank)
         try:
             planner = Planner(env.rank, env.world_size)
@@ -73,6 +73,8 @@ class Session(EndTold):
             clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
             clockwork.fingerprints = with_declared(clockwork.fingerprints, plan.fingerprints)
             meet_stages(self._agreement, state, fresh=plan.restore is None)
+            if plan.restore is None and env.rank == 0 and (said := zero.mislabelled(state.optimizers, mesh)):
+                log.warning("%s", said)
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
             self._left: Left | None = None

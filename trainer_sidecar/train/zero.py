@@ -7,13 +7,15 @@ is used of torch here has a test of its own.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+
+from trainer_sidecar.contract.topology import Mesh
 
 StateOf = MutableMapping[torch.Tensor, Any]
 
@@ -50,6 +52,18 @@ def stage_of(optimizer: torch.optim.Optimizer) -> int:
         return 1
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     return 3 if any(isinstance(p, DTensor) and _is_sharded(p) for p in parameters) else 0
+
+
+def mislabelled(optimizers: Sequence[torch.optim.Optimizer], mesh: Mesh) -> str:
+    """A sentence where the plan says sharded (the default) and nothing is; empty: as it says, or one replica."""
+    if mesh.zero != 3 or mesh.dp == 1 or any(stage_of(o) == 3 for o in optimizers):
+        return ""
+    kind, stage = ("ZeRO-1", 1) if any(map(is_partitioned, optimizers)) else ("DDP", 0)
+    return (
+        f"the plan's mesh is {mesh}, and this is {kind} (no parameter of an optimizer is sharded): start the run with "
+        f"--zero {stage} of rtj run, parallelism.zero: {stage} of a job, so that its checkpoints are called what they "
+        "are; it cannot be changed later in a run"
+    )
 
 
 def _is_sharded(parameter: DTensor) -> bool:
