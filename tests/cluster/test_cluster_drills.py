@@ -97,7 +97,8 @@ def job(world: World) -> Job:
         "drilled", nodes=2, ranks=2, steps=4000, interval=8, env={"TEST_PACE": "/ledger/pace"},
         elastic={"minNodes": 1, "cooldownSeconds": 0, "scaleUpDelaySeconds": 600}, resumeCompatibility=matrix,
     )  # fmt: skip
-    document["spec"]["checkpoint"]["retention"] = {"keepLast": 100}  # a named one stays until its drill begins
+    # A named one stays until its drill begins.
+    document["spec"]["checkpoint"]["retention"] = {"keepLast": 100}
     job = world.job(document)
     job.pace(0.1)
     with_witness(job, beyond=1)

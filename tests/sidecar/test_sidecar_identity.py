@@ -11,7 +11,9 @@ from trainer_sidecar.contract.plan import Order
 MakeWorld = Callable[..., World]
 
 
-def test_a_status_names_run_and_pod_and_the_order_that_it_has_seen_and_not_the_nonce(make_world: MakeWorld) -> None:
+def test_a_status_names_run_and_pod_and_the_order_that_it_has_seen_and_not_the_nonce(
+    make_world: MakeWorld,
+) -> None:
     world = make_world(1, 1).start()
     epoch = world.begin().epoch
     eventually(lambda: world.pods[0].status().epoch == epoch, "the plan")
