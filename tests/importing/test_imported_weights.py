@@ -239,7 +239,7 @@ def test_the_command_and_the_script_of_the_page_go_together(
     (tmp_path / "base-model").mkdir()
     weights = {name: value + 1 for name, value in made["model"].state_dict().items()}
     save_file(weights, tmp_path / "base-model" / "model.safetensors")
-    command, _ = samples("import.md", "console")
+    command, *_ = samples("import.md", "console")
     program, verb, folder, *_ = command.split()
     assert (program, verb) == ("rtj", "import")
     rtj(verb, folder, run="page")
