@@ -218,7 +218,8 @@ class Observer:
             self._silence.answered(view.uid)
             still = self._standstill.told(view.uid, status, now)
             ended = self._standstill.ended(view.uid, status.launcher_gone, now)
-            view = replace(view, status=status, ended_seconds=ended)
+            back = self._standstill.store_back(view.uid, bool(status.store_error), now)
+            view = replace(view, status=status, ended_seconds=ended, store_back_seconds=back)
             return replace(view, still_seconds=still.seconds, step_arrived=still.arrived)
         return replace(view, silent_seconds=self._silence.missed(view.uid, asked, now))
 

@@ -61,6 +61,7 @@ class Standstill:
     _orders: _Lasting = field(default_factory=_Lasting)
     _leaving: _Lasting = field(default_factory=_Lasting)
     _launchers: _Lasting = field(default_factory=_Lasting)
+    _stores: _Lasting = field(default_factory=_Lasting)
 
     def told(self, uid: str, status: SidecarStatus, now: float) -> Still:
         """How long this sidecar has told the same step, or that the epoch has made none yet.
@@ -81,6 +82,12 @@ class Standstill:
         """Seconds for which its sidecar has told that the trainer container's first process is gone."""
         still = self._launchers.told(uid, launcher_gone, now)
         return still.seconds if launcher_gone else 0.0
+
+    def store_back(self, uid: str, away: bool, now: float) -> float | None:
+        """Seconds since its sidecar last told that the store is away: 0 while it does, None when this process has not
+        heard so."""
+        still = self._stores.told(uid, away, now)
+        return 0.0 if away else still.seconds if still.arrived else None
 
     def leaving(self, uid: str, now: float) -> float:
         """Seconds since this process first saw this pod being deleted: `deletionTimestamp` is by another clock."""

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from torch.distributed.checkpoint import metadata
 
 from trainer_sidecar import cli
 from trainer_sidecar.importing.read import read
@@ -63,6 +65,13 @@ def named(module: str, name: str, folder: Path) -> None:
     call = pickle.dumps(str(folder / "ran"), 4)[2:-1]  # without the protocol's two bytes and the STOP
     text = b"".join(b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name))
     (folder / ".metadata").write_bytes(b"\x80\x04" + text + b"\x93" + call + b"\x85R.")
+
+
+class Fetches:
+    """Pickled as a call of getattr, as Python 3.11.2 writes the members of enumerations."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (torch.Size, "mro")
 
 
 def single(folder: Path) -> Path:
@@ -117,6 +126,10 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: named("torch.distributed.checkpoint.metadata", "dataclass", f),
         r"names torch\.distributed\.checkpoint\.metadata\.dataclass, .* it is not read",
     ),
+    "fetched": (
+        lambda f: (f / ".metadata").write_bytes(pickle.dumps(Fetches(), 4)),
+        r"fetches 'mro' of <class 'torch\.Size'>: it is not read",
+    ),
     "no metadata": (lambda f: (f / ".metadata").write_bytes(b"x"), "cannot be read as an index"),
 }
 
@@ -145,3 +158,16 @@ def test_nothing_is_written_before_the_files_are_looked_at(
     assert cli.main(["import", str(tmp_path), *where]) == 2
     assert "it is not read" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
+
+
+def test_a_member_of_an_enumeration_is_read_however_python_writes_it(tmp_path: Path) -> None:
+    """Debian's Python 3.11.2 writes it as a call of getattr, later ones do not."""
+    encoding = metadata._MEM_FORMAT_ENCODING
+
+    class Member:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return getattr, (encoding, "TORCH_CONTIGUOUS_FORMAT")
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Member(), 4))
+    with pytest.raises(UnfitSourceError, match="no index that torch's FileSystemWriter has written"):
+        read(tmp_path)

@@ -157,6 +157,28 @@ def test_a_sealed_save_is_waited_for_up_to_thirty_seconds_before_the_fence() -> 
     assert any(isinstance(a, FenceAndPublish) for a in later.actions)
 
 
+@pytest.mark.parametrize(
+    ("waited", "back", "fenced"),
+    [(31, 0.0, False), (599, 0.0, False), (601, 0.0, True), (300, 29.0, False), (300, 31.0, True)],
+)
+def test_a_sealed_save_is_waited_for_while_the_store_is_away_and_thirty_seconds_more(
+    waited: float, back: float, fenced: bool
+) -> None:
+    """Fenced at the first moment at which the store can be had again, it would be lost for nothing."""
+    flight = InFlightStatus(
+        save_id="s", checkpoint_id="c", step=9, phase="Uploading", sealed=4, uploaded=1, of=4, seconds=1
+    )
+    report = end_report(OutcomeKind.FAILED).model_copy(update={"in_flight": flight})
+    seen = tuple(replace(p, store_back_seconds=back) for p in pods(2, plan=True, status=report))
+    situation = running().seeing(jobs=1, pods=seen)
+    situation = situation.after(situation.decide()).later(waited).seeing(jobs=1, pods=seen)
+    decision = situation.decide()
+    assert any(isinstance(a, FenceAndPublish) for a in decision.actions) is fenced
+    degraded = find(decision.status.conditions, ConditionType.DEGRADED)
+    told = degraded is not None and degraded.reason == Reason.STORE_UNAVAILABLE
+    assert told is (back == 0.0)
+
+
 def test_a_refused_resume_fails_the_job_until_the_spec_changes() -> None:
     refused = pods(2, plan=True, status=end_report(OutcomeKind.RESUME_REFUSED))
     situation = running().seeing(jobs=1, pods=refused)

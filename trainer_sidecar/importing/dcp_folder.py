@@ -8,6 +8,7 @@ lie there as they are. Needs torch.
 import io
 import pickle
 import zipfile
+from enum import Enum
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -68,6 +69,8 @@ def _index(path: Path, torch: Any) -> Any:
             dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
             if dtype or (module, name) in _ALLOWED:
                 return super().find_class(module, name)
+            if (module, name) == ("builtins", "getattr"):
+                return _enumerated
             # Of the module, only classes that it defines itself: a name with dots, or one that it has imported, may be
             # anything.
             found = super().find_class(module, name) if module == _CLASSES_OF and "." not in name else None
@@ -89,6 +92,16 @@ def _index(path: Path, torch: Any) -> Any:
             f"{path} is no index that torch's FileSystemWriter has written, or one of nothing"
         )
     return found
+
+
+def _enumerated(kind: Any, name: Any) -> Any:
+    """A member of an enumeration: some versions of Python write them as a call of getattr. Raises UnfitSourceError for
+    anything else, which getattr would fetch."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise UnfitSourceError(
+            f"an index that fetches {name!r} of {kind!r}: it is not read, since that could run anything"
+        )
+    return kind[name]
 
 
 def _beside(folder: Path, name: str) -> Path:

@@ -88,6 +88,8 @@ class PodView:
     """This process saw that step arrive, or that epoch begin: it has not been so for longer."""
     ended_seconds: float = 0.0
     """Seconds for which its sidecar has told that the trainer container has ended, and its kubelet has not."""
+    store_back_seconds: float | None = None
+    """Seconds since its sidecar last told that the store is away, 0 while it does; None: it has not told so."""
     order_seconds: float = 0.0
     """Seconds for which this process has seen it with the order that its plan carries."""
     order_arrived: bool = False
