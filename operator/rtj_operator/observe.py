@@ -136,7 +136,11 @@ class Observer:
         return tuple(views) if answer is not None and answer.ready and not _says_more(answer) else None
 
     def _views(self, pods: Iterable[Object], uid: str) -> list[PodView]:
-        found = [bare_view(p) for p in pods]
+        bodies = list(pods)
+        for body in bodies:
+            if "deletionTimestamp" in body["metadata"]:
+                self.graves.bury(body)  # a list may lack it before the watch has told that it is gone
+        found = [bare_view(p) for p in bodies]
         live = [self._with_overdue(v) for v in found if v is not None]
         here = {v.uid for v in live}
         for body in self.graves.of(uid):

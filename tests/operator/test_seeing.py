@@ -252,6 +252,21 @@ def test_a_pod_that_answers_lives_whatever_its_node_could_not_report() -> None:
     assert [v.node_lost for v in seen] == [True, False]
 
 
+def test_a_pod_that_a_list_lacks_before_the_watch_has_told_of_its_end_is_gone_with_its_last_words() -> None:
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    leaving = pod_object("a", phase="Running", conditions=[disrupted])
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"
+    kube = FakeKube()
+    kube.put(NODES, node("node1"))
+    kube.put(PODS, leaving)
+    observer = Observer(kube)
+    (seen,) = asyncio.run(look(observer, rtj())).pods
+    assert (seen.deleting, seen.gone) == (True, False)
+    asyncio.run(kube.delete(PODS, "ns", "a", uid="uid-a"))
+    (seen,) = asyncio.run(look(observer, rtj())).pods
+    assert (seen.gone, seen.disruption) == (True, "PreemptionByScheduler")
+
+
 def test_a_cordoned_node_is_seen_so_that_a_drain_can_be_called_one() -> None:
     kube = FakeKube()
     kube.put(PODS, pod_object("a"))
