@@ -223,8 +223,14 @@ class Observer:
             still = self._standstill.told(view.uid, status, now)
             ended = self._standstill.ended(view.uid, status.launcher_gone, now)
             back = self._standstill.store_back(view.uid, bool(status.store_error), now)
-            view = replace(view, status=status, ended_seconds=ended, store_back_seconds=back)
-            return replace(view, still_seconds=still.seconds, step_arrived=still.arrived)
+            return replace(
+                view,
+                status=status,
+                still_seconds=still.seconds,
+                step_arrived=still.arrived,
+                ended_seconds=ended,
+                store_back_seconds=back,
+            )
         return replace(view, silent_seconds=self._silence.missed(view.uid, asked, now))
 
     async def _poll(self, views: Sequence[PodView], port: int) -> dict[str, SidecarStatus | None]:

@@ -24,12 +24,11 @@ class PodWrites:
 
     async def publish(self, plan: Plan, pods: Pods, namespace: str) -> None:
         """The plan as annotation on these pods: pod 0's sidecar first, since the others report to it."""
+        text = plan.to_json()
         for first in pods[:1]:
-            await self._annotate(namespace, *first, PLAN_ANNOTATION, plan.to_json())
+            await self._annotate(namespace, *first, PLAN_ANNOTATION, text)
             self._faults.reached(AFTER_PLAN_ON_ONE_POD)
-        await asyncio.gather(
-            *(self._annotate(namespace, *pod, PLAN_ANNOTATION, plan.to_json()) for pod in pods[1:])
-        )
+        await asyncio.gather(*(self._annotate(namespace, *pod, PLAN_ANNOTATION, text) for pod in pods[1:]))
 
     async def nudge(self, mark: str, pods: Pods, namespace: str) -> None:
         """Change the pods, so that their kubelets write the plan's file again."""

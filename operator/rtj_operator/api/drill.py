@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from rtj_operator.api.base import ApiModel, Fraction, MicroTime, Quantity, SpecModel, cel, rules
 from rtj_operator.api.checkpoint import RUN_ID_PATTERN
-from rtj_operator.api.job import ObjectMeta, parse_object
+from rtj_operator.api.job import NAME_RULE, ObjectMeta, parse_object
 from rtj_operator.api.names import API_VERSION_FULL, DRILL_KIND, MAX_DRILL_NAME_LENGTH, MAX_NAME_LENGTH
 from rtj_operator.api.spec import MAX_NODES, ModelParallelism
 from rtj_operator.api.status import AttemptSeconds, CheckStatus
@@ -173,10 +173,7 @@ class ResumeDrill(ApiModel):
                 f"metadata.name must not be longer than {MAX_DRILL_NAME_LENGTH} characters: its sandbox is named after "
                 "it",
             ),
-            cel(
-                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must start with a letter and hold only lower-case letters, digits and '-'",
-            ),
+            NAME_RULE,
         )
     )
 

@@ -13,6 +13,13 @@ from rtj_operator.api.status import JobStatus
 M = TypeVar("M", bound=ApiModel)
 
 
+NAME_RULE = cel(
+    "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    "metadata.name must start with a letter and hold only lower-case letters, digits and '-'",
+)
+"""Of every kind of this API group: names of pods and Jobs are made from an object's."""
+
+
 class InvalidJobError(ValueError):
     """An object that does not fit the schema: it was stored under another version of it. The message names each
     field."""
@@ -42,10 +49,7 @@ class ResumableTrainingJob(ApiModel):
                 f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
                 f"metadata.name must not be longer than {MAX_NAME_LENGTH} characters: pod names are made from it",
             ),
-            cel(
-                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must start with a letter and hold only lower-case letters, digits and '-'",
-            ),
+            NAME_RULE,
         )
     )
 

@@ -25,7 +25,7 @@ that is less: by then most jobs have made another one, and a clock that is wrong
 def hung(view: View) -> End | None:
     """No first step within startupTimeoutSeconds, or no further one within hangTimeoutSeconds."""
     attempt = view.status.attempt
-    first = next((p for p in view.standing if p.index == 0), None)
+    first = view.first
     if not view.running or attempt is None or attempt.order is not Order.RUN or not view.all_up:
         return None
     if first is None or first.status is None:

@@ -45,7 +45,7 @@ def coordinator(view: View) -> SidecarStatus | None:
     attempt = view.status.attempt
     if not view.attempted or attempt is None or attempt.epoch is None:
         return None
-    first = next((p.status for p in view.standing if p.index == 0), None)
+    first = view.first.status if view.first is not None else None
     return first if first is not None and first.epoch == attempt.epoch else None
 
 
@@ -177,7 +177,7 @@ def with_progress(view: View, status: JobStatus, changed: bool) -> JobStatus:
 
 def _still(view: View) -> float:
     """Seconds since rank 0's step was first seen."""
-    return next((p.still_seconds for p in view.standing if p.index == 0), 0.0)
+    return view.first.still_seconds if view.first is not None else 0.0
 
 
 def _phase(view: View, seen: SidecarStatus) -> tuple[Phase, Reason, str]:

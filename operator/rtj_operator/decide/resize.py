@@ -66,7 +66,7 @@ def draining(view: View) -> Step | None:
 def _ordered_for(view: View, attempt: AttemptStatus) -> float:
     """Seconds since the order: as this process has counted them if it saw pod 0 get it, else no fewer than that by the
     wall clock, which may have been set meanwhile."""
-    first = next((p for p in view.standing if p.index == 0), None)
+    first = view.first
     if first is None or first.plan is None or first.plan.order is not attempt.order:
         return view.since(attempt.ordered_at)
     own = first.order_seconds

@@ -3,7 +3,6 @@
 from rtj_operator.api import Phase
 from rtj_operator.classify import RESTORE_POINT_BAD, End, save_in_flight
 from rtj_operator.conditions import Reason
-from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.view import Step, View, told
 
 COMMIT_WAIT_SECONDS = 30
@@ -24,7 +23,7 @@ def commit_awaited(view: View, end: End, phase: Phase) -> Step | None:
         return None
     text = f"waiting for a sealed save to commit; {end.message}"
     status = told(view.status, phase, Reason.SAVING, text)
-    first, degraded = _coordinator(view), None
+    first, degraded = view.first, None
     if first is not None and first.store_back_seconds == 0.0:
         why = f"a sealed save waits: the store cannot be reached from pod {first.name}, whose sidecar's log says why"
         degraded = (Reason.STORE_UNAVAILABLE.value, why)
@@ -41,14 +40,9 @@ def _worth_waiting(view: View, end: End) -> bool:
         or end.outcome in ("Saved", "Finished", "ResumeRefused", RESTORE_POINT_BAD)
     ):
         return False
-    first, waited = _coordinator(view), view.since(attempt.end_seen_at)
+    first, waited = view.first, view.since(attempt.end_seen_at)
     back = first.store_back_seconds if first is not None else None
     late = waited if back is None or waited >= STORE_WAIT_SECONDS else min(waited, back)
     if late >= COMMIT_WAIT_SECONDS:
         return False
     return save_in_flight(view.standing, attempt.epoch, lost=not end.in_place)
-
-
-def _coordinator(view: View) -> PodView | None:
-    """Pod 0, whose sidecar commits."""
-    return next((p for p in view.standing if p.index == 0), None)

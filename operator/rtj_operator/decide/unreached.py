@@ -14,7 +14,7 @@ UNREACHED_SECONDS = 30.0
 def unreached(view: View) -> tuple[str, str] | None:
     """(reason, sentence) about pod 0 of the running attempt; None while it answers by the attempt's plan."""
     attempt, plan = view.status.attempt, view.plan
-    first = next((p for p in view.standing if p.index == 0), None)
+    first = view.first
     if attempt is None or plan is None or first is None or view.apart(attempt.started_at) < UNREACHED_SECONDS:
         return None
     if first.status is not None:

@@ -107,6 +107,11 @@ class View:
         return tuple(p for p in self.pods if not p.gone)
 
     @property
+    def first(self) -> PodView | None:
+        """Pod 0 of the current placement, whose sidecar coordinates; None when it does not exist."""
+        return next((p for p in self.standing if p.index == 0), None)
+
+    @property
     def all_up(self) -> bool:
         """One pod of each index is up, and no other."""
         return [p.index for p in self.standing if p.up] == list(range(self.size))
