@@ -11,7 +11,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
-from cluster_world import World  # noqa: E402
+from hack.cluster_world import World  # noqa: E402
 
 WORLDS: list[World] = []
 

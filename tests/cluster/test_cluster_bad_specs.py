@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_world import Job, World, trainer_container, volumes
+
+from hack.cluster_world import Job, World, trainer_container, volumes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 Change = Callable[[dict[str, Any]], None]

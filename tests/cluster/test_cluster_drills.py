@@ -10,8 +10,8 @@ from typing import Any
 
 import boto3
 import pytest
-from cluster_world import BUCKET, NAMESPACE, START_SECONDS, Job, World
 
+from hack.cluster_world import BUCKET, NAMESPACE, START_SECONDS, Job, World
 from trainer_sidecar.contract.journal import Hold, Quarantined, Released, Verified
 from trainer_sidecar.contract.keys import RunKeys
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster_world import START_SECONDS, TRAINER_IMAGE, Job, World
+
+from hack.cluster_world import START_SECONDS, TRAINER_IMAGE, Job, World
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 RESTART = {"maxAttemptsWithoutProgress": 2, "backoffSeconds": 1}

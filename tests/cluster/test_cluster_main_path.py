@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from cluster_world import START_SECONDS, Job, World
 from network import SAMPLES
 from replay import replay
 
+from hack.cluster_world import START_SECONDS, Job, World
 from hack.demo.faults import kill_rank, rank_pids
 from trainer_sidecar.audit.continuity import prove_resumes
 from trainer_sidecar.audit.history import prove_fenced, prove_newest_picked

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from cluster_world import IMAGES, NAMESPACE, ROOT, START_SECONDS, Job, World
 
+from hack.cluster_world import IMAGES, NAMESPACE, ROOT, START_SECONDS, Job, World
 from rtj_operator import faults
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

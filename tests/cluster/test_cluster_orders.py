@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cluster_world import NAMESPACE, START_SECONDS, Job, World
 from network import SAMPLES
 from replay import replay
 
+from hack.cluster_world import NAMESPACE, START_SECONDS, Job, World
 from hack.demo.cluster import run
 from hack.demo.settings import DemoError
 from trainer_sidecar.audit.history import prove_fenced, prove_newest_picked

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from cluster_world import START_SECONDS, Job, World
 
+from hack.cluster_world import START_SECONDS, Job, World
 from hack.demo.faults import rank_pids
 from trainer_sidecar.contract.journal import Attempt, Manifest
 

@@ -28,7 +28,7 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.status import SidecarStatus
 from trainer_sidecar.store.open import open_store
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "rtj-operator"
 RELEASE, SYSTEM = "rtj", "rtj-system"
 NAMESPACE = time.strftime("test-%d-%H%M%S")
