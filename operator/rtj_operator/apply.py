@@ -33,6 +33,7 @@ from rtj_operator.decide.actions import (
 )
 from rtj_operator.decide.interval import seconds_between_saves
 from rtj_operator.decide.observed import Observed
+from rtj_operator.faultgate import FaultGate
 from rtj_operator.faults import (
     AFTER_ATTEMPT_ENTRY,
     AFTER_JOB_CREATE,
@@ -115,12 +116,14 @@ class Applier:
         faults: Faults | None = None,
         stores: Stores | None = None,
         turns: Turns | None = None,
+        gate: FaultGate | None = None,
     ) -> None:
         self._kube, self._settings, self._metrics = kube, settings, metrics
         self._writer, self._cluster = writer, cluster
         self._faults = faults or Faults("")
         self._stores = stores or Stores()
         self._turns = turns
+        self._gate = gate or FaultGate(kube, None)
         self._pods = PodWrites(kube, self._faults)
         self._fences, self._removals = Lines(FENCES, "store"), Lines(REMOVALS, "removal")
 
@@ -139,6 +142,9 @@ class Applier:
             try:
                 if isinstance(allowed, RemoveRun):
                     said += await self._remove_run(allowed, subject)
+                elif isinstance(allowed, CreateJob):
+                    said += await self._create_job(allowed, subject)
+                    self._faults.reached(AFTER_JOB_CREATE)
                 else:
                     await self._one(allowed, subject)
             except Invalid as exc:
@@ -159,9 +165,6 @@ class Applier:
             case WriteStatus(status):
                 await self.write_status(status, subject)
                 self._faults.reached(AFTER_STATUS_WRITE)
-            case CreateJob():
-                await self._create_job(action, subject)
-                self._faults.reached(AFTER_JOB_CREATE)
             case DeletePods(pods, grace):
                 await self._pods.delete(pods, grace, subject.namespace)
             case DeleteObject():
@@ -195,16 +198,20 @@ class Applier:
             resource_version=meta["resourceVersion"],
         )
 
-    async def _create_job(self, action: CreateJob, subject: Subject) -> None:
-        placement = Placement(action.placement, action.nodes, action.grace_seconds, action.avoid_nodes)
+    async def _create_job(self, action: CreateJob, subject: Subject) -> tuple[Event, ...]:
+        handed = await self._gate.orders_for(subject.job, action.placement)
+        placement = Placement(
+            action.placement, action.nodes, action.grace_seconds, action.avoid_nodes, handed.orders
+        )
         body = build_job(subject.job, subject.spec, placement, self._settings)
         try:
             await self._kube.create(JOBS, subject.namespace, body)
         except AlreadyExists:
             await self._expect_ours(body["metadata"]["name"], subject)
-            return
+            return handed.said
         placed = subject.status.placement
         self._metrics.placements.labels(placed.cause.value if placed else "First").inc()
+        return handed.said
 
     async def _expect_ours(self, name: str, subject: Subject) -> None:
         """O21: on AlreadyExists compare the uid; a Job of somebody else is never touched.

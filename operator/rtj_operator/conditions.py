@@ -256,6 +256,8 @@ class EventReason(StrEnum):
     DRILL_FAILED = "DrillFailed"
     PODS_DELETED = "PodsDeleted"
     JOB_ALTERED = "JobAltered"
+    FAULTS_ARMED = "FaultsArmed"
+    FAULTS_REFUSED = "FaultsRefused"
 
 
 EVENT_DOCS: dict[EventReason, str] = {
@@ -294,6 +296,8 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.DRILL_FAILED: "A drill of a checkpoint failed; why, and whether it is under quarantine now.",
     EventReason.PODS_DELETED: "Pods ran on after the job was over, so they were deleted; their names.",
     EventReason.JOB_ALTERED: "Somebody scaled a placement's Job, so another placement replaces it; what it had.",
+    EventReason.FAULTS_ARMED: "A drill's signed fault orders were handed to the first pods; which faults, how often.",
+    EventReason.FAULTS_REFUSED: "Fault orders on the job are not carried out; what is missing.",
 }
 
 

@@ -29,6 +29,7 @@ from rtj_operator.drills.loop import TURNS, DrillLoop
 from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.elector import Elector, LostLeadership
 from rtj_operator.events import EventPoster
+from rtj_operator.faultgate import FaultGate, read_key
 from rtj_operator.faults import Faults
 from rtj_operator.firstlook import FirstLook
 from rtj_operator.kube import RTJ, Kube, KubeError, connect
@@ -100,6 +101,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flag("allowed-endpoints", "", "endpoints that jobs may use, comma-separated; empty: any")
     flag("cluster-name", "", "name of this cluster in the journal, for people")
     flag("leader-lease", "", "namespace/name of the Lease that replicas share; empty: this is the only one")
+    flag(
+        "fault-key-file", "", "key that orders of fault drills are signed with; empty: no fault ever happens"
+    )
     flag("metrics-port", "8080", "port of /metrics, /healthz and /readyz; 0: none")
     flag("workers", "8", "jobs that are reconciled at once")
     flag("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
@@ -161,6 +165,7 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
         cluster=options.cluster_name,
         faults=Faults.from_env(),
         turns=turns,
+        gate=FaultGate(kube, read_key(options.fault_key_file)),
     )
     defaults = OperatorDefaults(
         store_endpoint=options.store_endpoint or None,

@@ -1,47 +1,53 @@
-"""Crash points for drills: with `RTJ_FAULT=<point>` the process kills itself there. Inert when unset.
+"""Fault points for drills: named places at which the sidecar dies, freezes, or meets a store that fails.
 
-A drill proves that a crash between any two steps of a save loses and fakes nothing; the points are named by what has
-just happened (or, for `before-*`, what has not happened yet). `RTJ_FAULT=<point>:<n>` means the n-th time. With
-`RTJ_FAULT_SIGNAL=SIGSTOP` it is frozen there instead, until somebody wakes it: a pod of an old attempt.
+Inert unless armed. A drill proves that a crash between any two steps of a save loses and fakes nothing; the points are
+named by what has just happened (or, for `before-*`, what has not happened yet). Tests set `RTJ_FAULT=<point>`: the process
+kills itself there; `<point>:<n>` means the n-th time, and with `RTJ_FAULT_SIGNAL=SIGSTOP` it is frozen there until somebody
+wakes it. In a cluster only the operator arms points, by orders that it has checked (`contract/fault_order.py`).
 """
 
 import os
 import signal
 import threading
 
+from trainer_sidecar.contract.fault_order import DELETE_POINTS, ENV_FAULT_ORDERS, SAVE_POINTS, from_text
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.store.base import Store
+from trainer_sidecar.sidecar.config import Config
+from trainer_sidecar.sidecar.fault_orders import ArmedOrders
+from trainer_sidecar.store.base import Store, UnavailableError, UnclearError
 
 ENV_FAULT = "RTJ_FAULT"
 ENV_SIGNAL = "RTJ_FAULT_SIGNAL"
-POINTS = (
-    "after-hash",
-    "after-part-made",
-    "after-shard-put",
-    "before-manifest",
-    "after-manifest-file",
-    "before-claim",
-    "after-claim",
-    "before-latest",
-)
-"""Around the writes of a save, in order."""
-DELETE_POINTS = ("before-delete", "after-delete")
-"""Around a batch of deletions of retention or a sweep."""
+POINTS = SAVE_POINTS
+_READS = frozenset({"get", "get_range", "head", "list"})
+_WRITES = frozenset({"create", "create_large", "put"})
 
 _reached: dict[str, int] = {}
+_orders: ArmedOrders | None = None
+
+
+def arm(config: Config) -> None:
+    """Take the environment's word. Raises ValueError when it names no point, or holds no orders."""
+    global _orders
+    wanted()
+    orders = from_text(os.environ.get(ENV_FAULT_ORDERS, ""))
+    own = tuple(order for order in orders if order.pod == config.pod_index)
+    _orders = ArmedOrders(own, config.volume.work / "faults.json") if own else None
 
 
 def wanted() -> str:
-    """The configured point, or ''. Raises ValueError when it is none of the above."""
+    """The configured crash point of a test, or ''. Raises ValueError when there is none of that name."""
     point = os.environ.get(ENV_FAULT, "").partition(":")[0]
-    known = (*POINTS, *DELETE_POINTS)
+    known = (*SAVE_POINTS, *DELETE_POINTS)
     if point and point not in known:
         raise ValueError(f"{ENV_FAULT}={point!r} is not a crash point: use one of {', '.join(known)}")
     return point
 
 
 def reach(point: str) -> None:
-    """Die here by SIGKILL (or the signal of the drill) when the drill asks for this point."""
+    """Die or freeze here when a test or an order asks for this point."""
+    if _orders is not None:
+        _orders.reach(point)
     name, _, count = os.environ.get(ENV_FAULT, "").partition(":")
     if name != point:
         return
@@ -54,17 +60,28 @@ def reach(point: str) -> None:
 
 
 def wrap(store: Store, keys: RunKeys) -> Store:
-    """The store itself, or, in a drill, one that reaches the crash points around the writes of a commit."""
-    if not wanted():
+    """The store itself, or, in a drill, one that reaches the fault points around its requests."""
+    if not wanted() and _orders is None:
         return store
     from trainer_sidecar.store.faulty import FaultyStore
 
     def hook(op: str, key: str, when: str) -> None:
+        if when == "before":
+            _at_store(op, key)
         point = _point(op, key, when, keys)
         if point:
             reach(point)
 
     return FaultyStore(store, hook=hook)
+
+
+def _at_store(op: str, key: str) -> None:
+    if _orders is None:
+        return
+    if op in _READS and _orders.request_fails("store-read"):
+        raise UnavailableError(f"injected by a drill: {op} of {key} never reached the store", key=key)
+    if op in _WRITES and _orders.request_fails("store-write"):
+        raise UnclearError(f"injected by a drill: {op} of {key} never reached the store", key=key)
 
 
 def _point(op: str, key: str, when: str, keys: RunKeys) -> str:

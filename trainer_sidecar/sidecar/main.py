@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         config = parse_config(argv)
-        fault.wanted()
+        fault.arm(config)
     except ValueError as exc:
         print(f"rtj-sidecar: {exc}", file=sys.stderr)
         return EXIT_USAGE

@@ -23,6 +23,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "rtj.secrets" -}}
 {{- concat (list .Values.store.secretName) (default (list) .Values.store.allowedSecrets) | uniq | toJson -}}
 {{- end -}}
+{{- /* The Secret with the key that orders of fault drills are signed with. */ -}}
+{{- define "rtj.faultKey" -}}
+{{- .Values.faultInjection.existingSecret | default (printf "%s-fault-key" (include "rtj.name" .)) -}}
+{{- end -}}
 {{- /* Rules inside the namespaces of jobs. */ -}}
 {{- define "rtj.jobRules" -}}
 - apiGroups: [resumabletraining.io]
@@ -54,6 +58,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [secrets]
   resourceNames: {{ include "rtj.secrets" . }}
   verbs: [get]
+{{- end }}
+{{- if .Values.faultInjection.enabled }}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]                # does the namespace of a job with fault orders agree to them
 {{- end }}
 {{- end -}}
 {{- /* Rules for objects outside namespaces. */ -}}

@@ -21,6 +21,7 @@ from rtj_operator.api.names import (
     TRAINER_CONTAINER,
 )
 from rtj_operator.api.policies import DeletionPolicy, OnVerificationFailure
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION
 
 NEVER_STEPS = 10**9
 """A sandbox saves nothing of its own accord."""
@@ -34,6 +35,7 @@ _OF_THE_JOB_ALONE = (
     "ttlSecondsAfterFinished",
     "managedBy",
 )
+
 _ANY = {"dp": "*", "tp": "*", "pp": "*"}
 
 
@@ -48,8 +50,10 @@ def sandbox_run(drill: ResumeDrill) -> str:
 
 
 def sandbox_metadata(drill: ResumeDrill) -> JsonObject:
-    """Of the object that a drill runs in: it goes with the drill."""
+    """Of the object that a drill runs in: it goes with the drill. Fault orders on the drill become its."""
+    orders = drill.metadata.annotations.get(FAULT_ANNOTATION)
     return {
+        **({"annotations": {FAULT_ANNOTATION: orders}} if orders is not None else {}),
         "name": sandbox_name(drill),
         "namespace": drill.metadata.namespace,
         "labels": {LABEL_DRILL_OF: drill.spec.job_name, MANAGED_BY_LABEL: MANAGED_BY_VALUE},

@@ -27,6 +27,7 @@ from rtj_operator.pods.memory import sidecar_resources
 from rtj_operator.pods.settings import PodSettings
 from rtj_operator.pods.sidecar import build_sidecar
 from rtj_operator.pods.trainer import build_trainer, has_shm
+from trainer_sidecar.contract.fault_order import FaultOrder
 
 LEAST_GRACE_SECONDS = 120
 
@@ -41,6 +42,8 @@ class Placement:
     """Used when the template says nothing (`grace_seconds`)."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes on which its pods may not run."""
+    faults: tuple[FaultOrder, ...] = ()
+    """Orders of a drill, checked, for its sidecars."""
 
 
 def build_job(
@@ -116,7 +119,8 @@ def _pod_spec(
         raise ValueError(f"the template of {job.metadata.name} has no container named {TRAINER_CONTAINER}")
     staging, pod = job.spec.checkpoint.staging, template["spec"]
     built = build_trainer(own, spec, staging, job.spec.restart.startup_timeout_seconds, settings)
-    sidecar = build_sidecar(spec, sidecar_resources(template, own, staging, settings), settings)
+    resources = sidecar_resources(template, own, staging, settings)
+    sidecar = build_sidecar(spec, resources, settings, placement.faults)
     result = {
         **pod,
         "restartPolicy": "Never",

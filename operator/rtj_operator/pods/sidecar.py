@@ -8,6 +8,7 @@ from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.api.names import PLAN_VOLUME, SHARED_VOLUME, SIDECAR_CONTAINER
 from rtj_operator.pods.settings import PodSettings
 from trainer_sidecar.contract import volume as env
+from trainer_sidecar.contract.fault_order import ENV_FAULT_ORDERS, FaultOrder, as_text
 
 CREDENTIAL_KEYS = (
     ("AWS_ACCESS_KEY_ID", True),
@@ -17,13 +18,18 @@ CREDENTIAL_KEYS = (
 """(key of the Secret and name of the variable, whether a Secret that the job names must have it)."""
 
 
-def build_sidecar(spec: EffectiveSpec, resources: Mapping[str, Any], settings: PodSettings) -> JsonObject:
+def build_sidecar(
+    spec: EffectiveSpec,
+    resources: Mapping[str, Any],
+    settings: PodSettings,
+    faults: tuple[FaultOrder, ...] = (),
+) -> JsonObject:
     """The container `rtj-sidecar`."""
     container: JsonObject = {
         "name": SIDECAR_CONTAINER,
         "image": settings.sidecar_image,
         "restartPolicy": "Always",
-        "env": _environment(spec, settings),
+        "env": _environment(spec, settings, faults),
         "ports": [{"name": "rtj-status", "containerPort": spec.status_port, "protocol": "TCP"}],
         # The trainer starts only when the launcher lies in the volume; a second is the kubelet's finest step.
         "startupProbe": _probe("/healthz", spec.status_port, failures=300),
@@ -66,11 +72,14 @@ def restricted(user: int) -> JsonObject:
     }
 
 
-def _environment(spec: EffectiveSpec, settings: PodSettings) -> list[JsonObject]:
+def _environment(
+    spec: EffectiveSpec, settings: PodSettings, faults: tuple[FaultOrder, ...]
+) -> list[JsonObject]:
     values = {
         env.ENV_VOLUME: settings.volume_path,
         env.ENV_PLAN_FILE: settings.plan_file,
         env.ENV_STATUS_PORT: str(spec.status_port),
+        ENV_FAULT_ORDERS: as_text(faults) if faults else None,
     }
     return [*_named(values), *store_environment(spec)]
 

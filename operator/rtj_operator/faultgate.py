@@ -1,0 +1,89 @@
+"""Whether the fault orders on a job may be handed to its pods: only where installation, namespace and signature agree.
+
+Without the chart's `faultInjection.enabled` there is no key and nothing is ever handed out. Orders hold for the first
+placement, so that pods made later do not fire them again.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rtj_operator.api import ResumableTrainingJob
+from rtj_operator.conditions import EventReason
+from rtj_operator.decide.actions import Event
+from rtj_operator.kube import NAMESPACES, Forbidden, Kube
+from trainer_sidecar.contract.fault_order import (
+    FAULT_ANNOTATION,
+    FAULT_LABEL,
+    FAULT_LABEL_VALUE,
+    FaultOrder,
+    OrdersRefusedError,
+    check,
+)
+
+LEAST_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Orders for a placement's sidecars, and what is said of them."""
+
+    orders: tuple[FaultOrder, ...] = ()
+    said: tuple[Event, ...] = ()
+
+
+class FaultGate:
+    """Checks orders. `key` None: fault injection is off."""
+
+    def __init__(self, kube: Kube, key: bytes | None, now: Callable[[], float] = time.time) -> None:
+        self._kube, self._key, self._now = kube, key, now
+
+    async def orders_for(self, job: ResumableTrainingJob, placement: int) -> Handed:
+        """Orders of a placement that is about to be made. Raises KubeError when the namespace cannot be read."""
+        text = job.metadata.annotations.get(FAULT_ANNOTATION)
+        if text is None or placement != 1:
+            return Handed()
+        try:
+            orders = await self._checked(job, text)
+        except OrdersRefusedError as exc:
+            said = f"annotation {FAULT_ANNOTATION}: no fault will happen: {exc}"
+            return Handed((), (Event(EventReason.FAULTS_REFUSED, said, "faults", warning=True),))
+        told = "; ".join(
+            f"{o.point} in pod {o.pod}, {o.times} times after {o.after}"
+            + (f", {o.seconds:g} s each" if o.seconds else "")
+            for o in orders
+        )
+        return Handed(
+            orders, (Event(EventReason.FAULTS_ARMED, f"Faults armed: {told}", "faults", warning=True),)
+        )
+
+    async def _checked(self, job: ResumableTrainingJob, text: str) -> tuple[FaultOrder, ...]:
+        meta = job.metadata
+        if self._key is None:
+            raise OrdersRefusedError(
+                "this installation has no fault injection (chart: faultInjection.enabled)"
+            )
+        try:
+            namespace = await self._kube.get(NAMESPACES, None, meta.namespace)
+        except Forbidden as exc:
+            raise OrdersRefusedError(
+                f"the operator may not read namespace {meta.namespace}: {exc.sentence}"
+            ) from exc
+        if (namespace["metadata"].get("labels") or {}).get(FAULT_LABEL) != FAULT_LABEL_VALUE:
+            raise OrdersRefusedError(
+                f"namespace {meta.namespace} does not carry the label {FAULT_LABEL}={FAULT_LABEL_VALUE}"
+            )
+        return check(self._key, meta.namespace, meta.name, text, self._now())
+
+
+def read_key(file: str) -> bytes | None:
+    """The key that orders are signed with; None without a file. Raises ValueError for one that anybody could guess."""
+    if not file:
+        return None
+    key = Path(file).read_bytes().strip()
+    if len(key) < LEAST_KEY_BYTES:
+        raise ValueError(
+            f"the fault key in {file} has {len(key)} bytes, at least {LEAST_KEY_BYTES} are needed"
+        )
+    return key
