@@ -46,8 +46,11 @@ def measure(options: argparse.Namespace) -> Iterable[Row]:
             yield from _peers(large.act("peers", rounds=5))
             yield from _throttled(store, pid)
             yield from _many(store, pid)
-    starts = [processes.sidecar_start_seconds() for _ in range(5)]
-    yield Figure("datapath: start of the sidecar", median(starts), "s", 0.5, spread(starts))
+    starts = processes.sidecar_starts(5)
+    seconds, cpu = [s.seconds for s in starts], median(s.cpu for s in starts)
+    yield Figure(
+        "datapath: start of the sidecar", median(seconds), "s", 0.5, spread(seconds), f"CPU {cpu:.2f} s"
+    )
     for before, now in ((8, 6), (64, 48)):
         name = f"datapath: computed: 7B, {before} → {now} ranks: bytes fetched ÷ needed, worst pod"
         yield Figure(name, fetched.worst_pod(before, now), "×", 1.05)

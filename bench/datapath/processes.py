@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -51,32 +52,59 @@ def peer_of(connection: socket.socket) -> int:
     return int(struct.unpack("3i", raw)[0])
 
 
-def sidecar_start_seconds() -> float:
-    """From the start of its process to the moment at which its socket takes connections."""
+@dataclass(frozen=True)
+class Start:
+    """`seconds` from the start of a process to the answer of its HTTP port, and the CPU time that it used."""
+
+    seconds: float
+    cpu: float
+
+
+def sidecar_starts(count: int) -> list[Start]:
+    """With compiled modules, as in the image: one start that is not counted compiles them and opens the files for the
+    first time."""
     with tempfile.TemporaryDirectory(prefix="rtj-bench-") as folder:
-        path = Path(folder) / "w" / "sidecar.sock"
-        command = [sys.executable, "-m", "trainer_sidecar.sidecar", "--volume", folder, "--status-port", "0"]
-        command += ["--plan-file", f"{folder}/plan.json", "--namespace", "bench", "--run-id", "start"]
-        begin = time.monotonic()
-        process = subprocess.Popen(
-            [*command, "--status-host", "127.0.0.1", "--store-url", f"file://{folder}"],
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            while not _takes(path):
-                if process.poll() is not None or time.monotonic() - begin > 60:
-                    raise RuntimeError(f"the sidecar did not start: exit code {process.returncode}")
-                time.sleep(0.002)
-            return time.monotonic() - begin
-        finally:
-            process.kill()
-            process.wait()
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        environment["PYTHONPYCACHEPREFIX"] = f"{folder}/compiled"
+        return [_sidecar_start(f"{folder}/{n}", environment) for n in range(count + 1)][1:]
 
 
-def _takes(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(str(path))
-        except OSError:
-            return False
-    return True
+def _sidecar_start(folder: str, environment: dict[str, str]) -> Start:
+    port = _free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "trainer_sidecar.sidecar",
+        "--volume",
+        folder,
+        "--status-port",
+        str(port),
+    ]
+    command += ["--plan-file", f"{folder}/plan.json", "--namespace", "bench", "--run-id", "start"]
+    command += ["--status-host", "127.0.0.1", "--store-url", f"file://{folder}"]
+    begin = time.monotonic()
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
+    try:
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() - begin > 60:
+                raise RuntimeError(f"the sidecar did not start: exit code {process.returncode}")
+            time.sleep(0.002)
+        return Start(time.monotonic() - begin, cpu_seconds(process.pid))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            return b" 200 " in connection.recv(64)
+    except OSError:
+        return False

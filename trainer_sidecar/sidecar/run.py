@@ -90,6 +90,17 @@ class Run:
                 self._store = self._open()
             return self._store
 
+    def open_ahead(self) -> None:
+        """Begin to open the store, in a thread: a second of imports and settings that the first plan need not wait for.
+        When it fails, whoever uses it first is told."""
+        threading.Thread(target=self._open_ahead, name="store", daemon=True).start()
+
+    def _open_ahead(self) -> None:
+        try:
+            self.store()
+        except StoreError as exc:
+            log.warning("the store cannot be opened yet", extra={"reason": f"{exc.reason}: {exc}"})
+
     def create_same(self, key: str, data: bytes) -> None:
         """Create `data` at `key`; the same bytes there already are success (protocol R6).
 

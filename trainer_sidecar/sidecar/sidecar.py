@@ -86,6 +86,7 @@ class Sidecar:
         self.plans.poll()
         self._socket.start()
         self.http.start()
+        self.run.open_ahead()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def stop(self) -> None:
