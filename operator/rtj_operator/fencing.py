@@ -194,7 +194,10 @@ def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
             witness = _witness_of(journal, fenced.restore)
         except (StoreError, FenceError, JournalError, FormatTooNewError, PlanRefused, ValueError) as exc:
             stores.forget(kept)
-            raise trouble(exc) from exc
+            found = trouble(exc)
+            if found.reason is Reason.JOURNAL_LOST:
+                found = FenceTrouble(found.reason, f"{found}{_or_edited(order, journal.history)}")
+            raise found from exc
         history = journal.history
     plan = make_plan(order, fenced, [m.checkpoint_id for m in history.lineage][:10])
     seen = {"journal_damage": history.damage[:1000], "witness_sha256": witness}
@@ -211,6 +214,18 @@ def _fence(stores: Stores, journal: Journal, order: FenceOrder) -> Fenced:
     if order.spec.resume_from is not None:
         _release_source(journal, order)
     return fenced
+
+
+def _or_edited(order: FenceOrder, history: History) -> str:
+    """The other explanation of attempts that an otherwise whole journal lacks, with the next step; else empty."""
+    newest = max((a.attempt for a in history.attempts), default=0)
+    if not 0 < newest < order.known_attempts or history.gap is not None or history.lost_attempts:
+        return ""
+    return (
+        ". If nothing is missing there, somebody has edited the number in the job's status: "
+        f"kubectl patch rtj {order.spec.name} -n {order.spec.namespace} --subresource=status --type=merge -p "
+        f'\'{{"status":{{"fencedAttempts":{newest}}}}}\' goes on from the newest commit that is there'
+    )
 
 
 def _witness_of(journal: Journal, point: RestorePoint | None) -> str:

@@ -9,6 +9,7 @@ from operator_values import (
     Situation,
     end_report,
     job,
+    plan,
     pod,
     pods,
     running,
@@ -112,3 +113,58 @@ def test_a_pod_too_many_says_nothing_about_the_attempt() -> None:
     live = running().observed.pods
     decision = running().seeing(jobs=(job(1, 2),), pods=(*live, beside)).decide()
     assert decision.status.attempts[-1].ended_at is None
+
+
+def altered_once_more(situation: Situation, number: int, trained: float) -> Situation:
+    """An attempt in that placement trains for so long, then somebody scales its Job: the ranks have saved."""
+    up = situation.with_nonce(f"nonce-{number}").seeing(jobs=number, pods=pods(2, placement=number))
+    begun = up.after(up.decide())
+    given = plan(f"nonce-{number}", epoch=number).model_copy(update={"attempt": number})
+    live = pods(2, placement=number, plan=given, status=sidecar(0, epoch=number))
+    trains = begun.seeing(jobs=number, pods=live)
+    trains = trains.after(trains.decide()).later(trained)
+    scaled = trains.seeing(jobs=(job(number, 3),), pods=live)
+    ordered = scaled.after(scaled.decide())
+    ended = end_report(OutcomeKind.SAVED_AND_STOPPED, epoch=number)
+    saved = ordered.seeing(jobs=(job(number, 3),), pods=pods(2, placement=number, plan=given, status=ended))
+    return saved.after(saved.decide()).seeing(jobs=(), pods=())
+
+
+def waits(situation: Situation) -> float:
+    """Seconds until the next placement may be made."""
+    retry_at = situation.status.retry_at
+    return retry_at.timestamp() - situation.now if retry_at is not None else 0.0
+
+
+def placed_again(situation: Situation) -> Situation:
+    situation = situation.later(waits(situation))
+    placement = situation.status.placement
+    assert placement is not None
+    return situation.after(situation.decide()) if placement.released else situation
+
+
+def test_somebody_who_scales_the_job_of_every_placement_makes_each_wait_longer() -> None:
+    situation, found = placed(), []
+    for number in range(1, 13):
+        situation = altered_once_more(situation, number, trained=20)
+        found.append(waits(situation))
+        said = situation.status.attempts[-1].message or ""
+        assert f"ordered because somebody altered Job sft-p{number}" in said
+        situation = placed_again(situation)
+    assert found == [0, 5, 10, 20, 40, 80, 160, *[300] * 5]
+    assert situation.status.counters.failures == 0
+
+
+def test_a_wait_for_an_altered_job_says_what_it_waits_after() -> None:
+    first = placed_again(altered_once_more(placed(), 1, trained=20))
+    decision = altered_once_more(first, 2, trained=20).decide()
+    assert decision.status.reason == "BackingOff"
+    assert "somebody altered Job sft-p2" in (decision.status.message or "")
+
+
+def test_a_job_that_is_altered_now_and_then_goes_on_at_once() -> None:
+    situation = placed()
+    for number in range(1, 5):
+        situation = altered_once_more(situation, number, trained=3600)
+        assert waits(situation) == 0
+        situation = placed_again(situation)

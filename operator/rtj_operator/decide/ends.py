@@ -4,6 +4,7 @@ Preemptions, losses and resizes never burn the failure budget; a newer commit re
 """
 
 import fnmatch
+import itertools
 from datetime import datetime, timedelta
 
 from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
@@ -85,6 +86,18 @@ def backoff_until(restart: Restart, without_progress: int, now: datetime) -> dat
         return None
     wait = min(restart.max_backoff_seconds, restart.backoff_seconds * 2 ** min(without_progress - 2, 20))
     return now + timedelta(seconds=wait)
+
+
+def after_altered(view: View, status: JobStatus) -> JobStatus:
+    """The status after an attempt that ended since its placement's Job was altered. Each of those saves, so no budget
+    bounds somebody who alters every Job, and each costs a start: several in a row wait like failures do."""
+    longest = timedelta(seconds=view.spec.restart.max_backoff_seconds)
+    short = itertools.takewhile(
+        lambda r: r.cause is Cause.OPERATOR and (r.ended_at or view.time) - r.started_at < longest,
+        reversed(status.attempts),
+    )
+    times = 1 + sum(1 for _ in short)
+    return status.model_copy(update={"retry_at": backoff_until(view.spec.restart, times, view.time)})
 
 
 def backing_off(status: JobStatus) -> str:

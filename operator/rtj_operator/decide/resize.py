@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from rtj_operator.api import AttemptStatus, JobStatus, Phase, PlacementStatus
+from rtj_operator.api.names import placement_name
 from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
-from rtj_operator.decide.ends import complete, fail, record_end
+from rtj_operator.decide.ends import after_altered, complete, fail, record_end
 from rtj_operator.decide.hang import stacks_first
 from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
@@ -77,6 +78,10 @@ def drained(view: View, end: End) -> Step:
     """What the order was for. When training turned out to be finished, it is finished."""
     attempt = view.status.attempt
     reason = (attempt.order_reason if attempt else None) or RESPEC
+    altered = reason == EventReason.JOB_ALTERED
+    if altered and end.outcome != "Finished":
+        name = placement_name(view.meta.name, view.number)
+        end = replace(end, message=f"{end.message}, ordered because somebody altered Job {name}")
     status = record_end(view, view.status, end, ordered=True)
     if end.outcome == "Finished":
         return complete(view, status, end)
@@ -88,7 +93,7 @@ def drained(view: View, end: End) -> Step:
     sentence = deadline_sentence(view)
     if sentence is not None:
         return fail(view, status, Reason.DEADLINE_EXCEEDED, sentence)
-    return new_placement(view, status, cause, end)
+    return new_placement(view, after_altered(view, status) if altered else status, cause, end)
 
 
 def spec_changed(view: View) -> Step | None:
