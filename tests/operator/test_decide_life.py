@@ -17,10 +17,10 @@ from rtj_operator.decide.actions import (
     SetFinalizer,
     WriteStatus,
 )
-from rtj_operator.decide.observed import ContainerEnd, JobView
+from rtj_operator.decide.observed import ContainerEnd, JobView, PodView
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import OutcomeKind
-from trainer_sidecar.contract.status import InFlightStatus
+from trainer_sidecar.contract.status import InFlightStatus, TrainerState
 
 
 def test_a_new_job_gets_its_placement_into_the_status_before_its_job_is_created() -> None:
@@ -64,6 +64,26 @@ def test_an_attempt_begins_only_when_every_pod_is_up() -> None:
     assert fence == FenceAndPublish(1, "nonce-1", Cause.FIRST, 1, 2)
 
 
+def test_an_attempt_begins_when_the_sidecars_tell_of_their_launchers_before_the_kubelet_does() -> None:
+    idle = sidecar(0, epoch=0, trainer=TrainerState.WAITING, progress=None)
+    starting = replace(pod(0), ready=False, trainer_running=False, polled=True, status=idle)
+    placed = Situation().after(Situation().decide())
+
+    def second(**changes: Any) -> tuple[PodView, ...]:
+        told = idle.model_copy(update={"pod_index": 1, "launcher_listens": True})
+        return pod(0), replace(starting, index=1, name="sft-p1-1", uid="uid-p1-1", status=told, **changes)
+
+    waiting = placed.seeing(jobs=1, pods=(starting, pod(1)))
+    assert not any(isinstance(a, FenceAndPublish) for a in waiting.decide().actions)
+    assert waiting.decide().requeue_after == pytest.approx(0.15)
+    assert waiting.later(60).decide().requeue_after == pytest.approx(1.0)
+    assert placed.seeing(jobs=1, pods=(pod(0), pod(1, up=False))).decide().requeue_after == pytest.approx(1.0)
+    launched = placed.seeing(jobs=1, pods=second()).decide()
+    assert any(isinstance(a, FenceAndPublish) for a in launched.actions)
+    ended = placed.seeing(jobs=1, pods=second(trainer_end=ContainerEnd(1))).decide()
+    assert not any(isinstance(a, FenceAndPublish) for a in ended.actions)
+
+
 def test_an_intent_without_a_plan_is_fenced_again_with_the_same_nonce() -> None:
     up = Situation().after(Situation().decide()).seeing(jobs=1, pods=pods(2))
     again = up.after(up.decide()).seeing(jobs=1, pods=pods(2)).with_nonce("another")
@@ -89,11 +109,31 @@ def test_training_changes_nothing_for_a_minute_and_then_writes_progress() -> Non
     settled = situation.after(situation.decide())
     quiet = settled.later(20).stepping(50).decide()
     assert quiet.actions == ()
-    told = settled.later(61).stepping(70).decide()
+    told = settled.later(71).stepping(70).decide()
     (write,) = told.actions
     assert isinstance(write, WriteStatus)
     assert write.status.progress is not None
     assert write.status.progress.step == 70
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"), [(OutcomeKind.FINISHED, Phase.COMPLETE), (OutcomeKind.SAVED_AND_STOPPED, Phase.SAVING)]
+)
+def test_the_last_step_of_an_attempt_is_shown_and_nothing_is_left_to_lose(
+    kind: OutcomeKind, phase: Phase
+) -> None:
+    suspending = running().specified(suspend=True)
+    suspending = suspending.after(suspending.decide())
+    ended = pods(2, plan=True, status=end_report(kind))
+    decision = (
+        suspending.seeing(jobs=1, pods=ended).later(20).stepping(60).committing(step=60, sequence=9).decide()
+    )
+    status = decision.status
+    assert (status.phase, status.attempts[-1].ended_at is not None) == (phase, True)
+    assert status.progress is not None
+    assert status.progress.step == 60
+    assert status.recovery_point is not None
+    assert status.recovery_point.summary == "0 steps/0s"
 
 
 def test_a_commit_is_written_at_once_and_ends_the_count_of_failures() -> None:

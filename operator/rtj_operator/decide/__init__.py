@@ -157,7 +157,9 @@ def _decision(before: View, view: View, step: Step) -> Decision:
         status = still_said(before.status, status)
     status = with_conditions(view, status, refusal or step.degraded)
     changed = _differs(status.model_copy(update=_PACE), before.status.model_copy(update=_PACE))
-    status = with_progress(replace(view, status=status), status, changed)
+    after = replace(view, status=status)
+    # The last step of an attempt that ends now is still shown.
+    status = with_progress(view if after.ended else after, status, changed)
     write: tuple[Action, ...] = (WriteStatus(status),) if _differs(status, before.status) else ()
     events = (*step.events, *milestones(view, before.status, status))
     moments = [m for m in (step.requeue_after, next_moment(view, status)) if m is not None]
