@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer_sidecar import launch
 from trainer_sidecar.contract.volume import Volume
-from trainer_sidecar.sidecar.workdir import launcher_gone, prepare
+from trainer_sidecar.sidecar.workdir import launcher_listens, prepare
 
 
 def test_without_a_plan_it_gives_up_after_the_startup_timeout_and_says_so(start_pod: Any) -> None:
@@ -39,18 +39,18 @@ def test_an_empty_plan_file_is_no_plan_and_sigterm_ends_the_wait(start_pod: Any)
     assert ready.name == launch.RankReports.NAME
     while not ready.exists():
         assert pod.process.poll() is None
-    while launcher_gone(pod.volume):  # the name is there a moment before it is listened to
+    while not launcher_listens(pod.volume):  # the name is there a moment before it is listened to
         assert pod.process.poll() is None
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == 143
     assert json.loads(pod.termination.read_text())["kind"] == "Stopped"
-    assert launcher_gone(pod.volume)
+    assert launcher_listens(pod.volume) is False
 
 
 def test_a_volume_without_a_launcher_yet_is_no_sign_that_one_is_gone(tmp_path: Path) -> None:
     volume = Volume(tmp_path)
     prepare(volume)
-    assert not launcher_gone(volume)
+    assert launcher_listens(volume) is None
 
 
 def test_an_order_to_save_before_any_rank_ran_is_stopped_and_stays_up_until_stop(start_pod: Any) -> None:

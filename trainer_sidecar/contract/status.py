@@ -108,6 +108,8 @@ class SidecarStatus(Document):
     trainer: TrainerState
     launcher_gone: bool = False
     """The first process of the trainer container has ended: the kubelet is about to say how, and no plan is taken."""
+    launcher_listens: bool = False
+    """That process lives, and takes plans: the kubelet is about to say that the container runs."""
     ranks: list[RankStatus] = Field(default_factory=list)
     outcome: Outcome | None = None
     oom_kills: int = 0

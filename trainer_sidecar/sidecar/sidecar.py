@@ -169,7 +169,7 @@ class Sidecar:
         plan, outcome = view.plan, view.outcome
         deadline = plan.checkpoint.save_timeout_seconds if plan else 0.0
         errors = list(save.errors.values()) if save else []
-        wants_plan = self.standing.wants_plan
+        wants_plan, launcher = self.standing.wants_plan, workdir.launcher_listens(self._config.volume)
         also = [self.standing.reason if wants_plan else "", self.plans.error]
         return SidecarStatus(
             contract_version=CONTRACT_VERSION,
@@ -184,7 +184,8 @@ class Sidecar:
             wants_plan=wants_plan,
             fenced=self.standing.fenced,
             trainer=view.state,
-            launcher_gone=workdir.launcher_gone(self._config.volume),
+            launcher_gone=launcher is False,
+            launcher_listens=launcher is True,
             ranks=view.ranks,
             outcome=outcome,
             oom_kills=outcome.oom_kills if outcome else 0,

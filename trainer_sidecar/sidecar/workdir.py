@@ -27,23 +27,23 @@ def prepare(volume: Volume) -> None:
             folder.chmod(0o777)
 
 
-def launcher_gone(volume: Volume) -> bool:
-    """The launcher has listened and does not any more: it has ended, or was killed. False before it has begun."""
+def launcher_listens(volume: Volume) -> bool | None:
+    """False: the launcher has listened and does not any more, it has ended or was killed. None before it has begun."""
     try:
         folder = os.open(volume.work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
             # By the folder's descriptor: a path can exceed the 108 bytes of an address.
             door.connect(f"/proc/self/fd/{folder}/{volume.launcher_socket.name}")
     except ConnectionRefusedError:
-        return True
-    except OSError:
         return False
+    except OSError:
+        return None
     finally:
         os.close(folder)
-    return False
+    return True
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -101,14 +101,16 @@ class PodView:
         return not (self.gone or self.deleting or self.phase in ("Succeeded", "Failed"))
 
     @property
+    def launched(self) -> bool:
+        """Its trainer container runs. The kubelet looks once a second, and the sidecar knows it before."""
+        told = self.status is not None and self.status.launcher_listens and self.trainer_end is None
+        return self.trainer_running or told
+
+    @property
     def up(self) -> bool:
         """It has an address and both containers run (protocol R10)."""
         return (
-            bool(self.ip)
-            and self.sidecar_running
-            and self.trainer_running
-            and not self.deleting
-            and not self.gone
+            bool(self.ip) and self.sidecar_running and self.launched and not self.deleting and not self.gone
         )
 
     def outcome(self, epoch: int) -> Outcome | None:

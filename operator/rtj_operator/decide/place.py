@@ -26,6 +26,9 @@ SHORT_GRACE = 2
 """Seconds for pods that must go while their ranks cannot save any more (O6)."""
 SETTLE_SECONDS = 4.0
 """After a pod has left, the scheduler may need so long to try again."""
+LAUNCH_LOOK_SECONDS = 0.15
+LAUNCH_SECONDS = 30.0
+"""Time in which a new placement's launchers usually come up, and between two looks at whether they have."""
 LOST_NODE_SECONDS = 60.0
 """A node that we lost but Kubernetes kept calling ready is trusted again after so long."""
 
@@ -204,7 +207,15 @@ def pods_missing(view: View) -> Step | None:
         if troubled
         else ()
     )
-    return Step(status, (), WATCH_SECONDS, events, (reason, text) if troubled else None)
+    return Step(status, (), _next_look(view), events, (reason, text) if troubled else None)
+
+
+def _next_look(view: View) -> float:
+    """Seconds. Sidecars that answer know of their launcher before the kubelet tells: they are asked often for a while,
+    not for as long as a trainer's image may be pulled."""
+    placement = view.status.placement
+    new = placement is not None and view.apart(placement.created_at) < LAUNCH_SECONDS
+    return LAUNCH_LOOK_SECONDS if new and any(p.polled and not p.up for p in view.standing) else WATCH_SECONDS
 
 
 def _short_for(view: View, status: JobStatus) -> float:
