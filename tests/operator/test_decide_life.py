@@ -17,10 +17,10 @@ from rtj_operator.decide.actions import (
     SetFinalizer,
     WriteStatus,
 )
-from rtj_operator.decide.observed import ContainerEnd, JobView, PodView
+from rtj_operator.decide.observed import ContainerEnd, JobView
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import OutcomeKind
-from trainer_sidecar.contract.status import InFlightStatus, TrainerState
+from trainer_sidecar.contract.status import InFlightStatus
 
 
 def test_a_new_job_gets_its_placement_into_the_status_before_its_job_is_created() -> None:
@@ -62,26 +62,6 @@ def test_an_attempt_begins_only_when_every_pod_is_up() -> None:
     assert write.status.attempt is not None
     assert write.status.attempt.nonce == "nonce-1"
     assert fence == FenceAndPublish(1, "nonce-1", Cause.FIRST, 1, 2)
-
-
-def test_an_attempt_begins_when_the_sidecars_tell_of_their_launchers_before_the_kubelet_does() -> None:
-    idle = sidecar(0, epoch=0, trainer=TrainerState.WAITING, progress=None)
-    starting = replace(pod(0), ready=False, trainer_running=False, polled=True, status=idle)
-    placed = Situation().after(Situation().decide())
-
-    def second(**changes: Any) -> tuple[PodView, ...]:
-        told = idle.model_copy(update={"pod_index": 1, "launcher_listens": True})
-        return pod(0), replace(starting, index=1, name="sft-p1-1", uid="uid-p1-1", status=told, **changes)
-
-    waiting = placed.seeing(jobs=1, pods=(starting, pod(1)))
-    assert not any(isinstance(a, FenceAndPublish) for a in waiting.decide().actions)
-    assert waiting.decide().requeue_after == pytest.approx(0.15)
-    assert waiting.later(60).decide().requeue_after == pytest.approx(1.0)
-    assert placed.seeing(jobs=1, pods=(pod(0), pod(1, up=False))).decide().requeue_after == pytest.approx(1.0)
-    launched = placed.seeing(jobs=1, pods=second()).decide()
-    assert any(isinstance(a, FenceAndPublish) for a in launched.actions)
-    ended = placed.seeing(jobs=1, pods=second(trainer_end=ContainerEnd(1))).decide()
-    assert not any(isinstance(a, FenceAndPublish) for a in ended.actions)
 
 
 def test_an_intent_without_a_plan_is_fenced_again_with_the_same_nonce() -> None:
