@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,26 +28,39 @@ class Fault:
     """Pod or node."""
 
 
-def rank_pids(pod_uid: str) -> dict[int, int]:
-    """Global rank to process id of this machine, for the ranks that live in a pod now."""
-    found: dict[int, int] = {}
+@dataclass(frozen=True)
+class PodProcess:
+    """A process of this machine that lives in a pod."""
+
+    pid: int
+    words: list[bytes]
+    """Its command line."""
+    variables: dict[bytes, bytes]
+
+
+def pod_processes(pod_uid: str) -> Iterator[PodProcess]:
+    """What runs in a pod now, in any of its containers."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             if pod_uid.replace("-", "_") not in (folder / "cgroup").read_text().replace("-", "_"):
                 continue
-            variables = dict(
-                item.partition(b"=")[::2]
-                for item in (folder / "environ").read_bytes().split(b"\0")
-                if b"=" in item
-            )
+            items = (folder / "environ").read_bytes().split(b"\0")
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             continue  # ended meanwhile
-        if b"RANK" in variables and _is_training(words):
-            found[int(variables[b"RANK"])] = int(folder.name)
-    return found
+        variables = dict(item.partition(b"=")[::2] for item in items if b"=" in item)
+        yield PodProcess(int(folder.name), words, variables)
+
+
+def rank_pids(pod_uid: str) -> dict[int, int]:
+    """Global rank to process id of this machine, for the ranks that live in a pod now."""
+    return {
+        int(process.variables[b"RANK"]): process.pid
+        for process in pod_processes(pod_uid)
+        if b"RANK" in process.variables and _is_training(process.words)
+    }
 
 
 def _is_training(words: list[bytes]) -> bool:

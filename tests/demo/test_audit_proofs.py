@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from trainer_sidecar.audit.continuity import CHECKS, prove_learning_rates, prove_resumes
-from trainer_sidecar.audit.history import History, HistoryError, prove_fenced, surviving_history
+from trainer_sidecar.audit.history import (
+    History,
+    HistoryError,
+    prove_fenced,
+    prove_newest_picked,
+    surviving_history,
+)
 from trainer_sidecar.audit.journal import read_entries
 from trainer_sidecar.audit.ledger import LedgerError, Ledgers, read_ledger
 from trainer_sidecar.audit.losses import loss_curve, prove_same_losses
@@ -20,6 +26,7 @@ from trainer_sidecar.contract.journal import (
     Manifest,
     ObjectRef,
     Owner,
+    Quarantined,
     RestorePoint,
     SaveReason,
 )
@@ -159,6 +166,27 @@ def test_a_commit_behind_a_newer_fence_is_found() -> None:
     zombie = prove_fenced([*interrupted_journal(), commit(8, 4, 9)])
     assert not zombie.holds
     assert "behind fence 6" in str(zombie)
+
+
+def test_an_attempt_must_start_from_the_newest_commit_that_no_quarantine_names() -> None:
+    at2, at4, at6 = commit(2, 1, 2), commit(3, 1, 4), commit(4, 1, 6)
+    at6 = at6.model_copy(update={"parent": at4.checkpoint_id})
+    journal = [attempt(1, 1, DP4), at2, at4, at6, attempt(5, 2, DP4, at6)]
+    assert prove_newest_picked(journal).holds
+    bytes_of_6 = quarantine(6, at6)
+    assert prove_newest_picked([*journal, bytes_of_6, attempt(7, 3, DP4, at4)]).holds
+    assert not prove_newest_picked([*journal, bytes_of_6, attempt(7, 3, DP4, at2)]).holds
+    assert not prove_newest_picked([*journal, bytes_of_6, attempt(7, 3, DP4, at6)]).holds
+    state_of_4 = quarantine(6, at4).model_copy(update={"covers_descendants": True})
+    assert prove_newest_picked([*journal, state_of_4, attempt(7, 3, DP4, at2)]).holds
+    assert not prove_newest_picked([*journal, quarantine(6, at4), attempt(7, 3, DP4, at2)]).holds
+
+
+def quarantine(seq: int, bad: Manifest) -> Quarantined:
+    return Quarantined(
+        seq=seq, epoch=5, owner=OWNER, writer="operator/x", nonce=f"n{seq}", time=0.0,
+        checkpoint_ids=[bad.checkpoint_id], fault="bytes", reason="other bytes",
+    )  # fmt: skip
 
 
 def test_the_journal_is_read_to_its_first_empty_slot_and_a_void_slot_is_skipped() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer_sidecar.audit.proof import Proof
-from trainer_sidecar.contract.journal import Attempt, Entry, Manifest
+from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined
 
 
 class HistoryError(ValueError):
@@ -133,19 +133,33 @@ def prove_fenced(entries: Sequence[Entry]) -> Proof:
 
 
 def prove_newest_picked(entries: Sequence[Entry]) -> Proof:
-    """Every attempt started from the newest commit that stood before it (valid while nothing is quarantined)."""
+    """Every attempt started from the newest commit before it that no quarantine before it names (R20, R21)."""
     wrong: list[str] = []
-    newest: Manifest | None = None
+    candidates: list[Manifest] = []
     resumed = 0
     for entry in sorted(entries, key=lambda e: e.seq):
         if isinstance(entry, Manifest):
-            newest = entry
-        elif isinstance(entry, Attempt) and newest is not None:
+            candidates.append(entry)
+        elif isinstance(entry, Quarantined):
+            candidates = _without(candidates, entry)
+        elif isinstance(entry, Attempt) and candidates:
             resumed += 1
             picked = entry.restore.sequence if entry.restore else None
-            if picked != newest.seq:
+            if picked != candidates[-1].seq:
                 wrong.append(
-                    f"attempt {entry.attempt} picked entry {picked}, the newest commit was {newest.seq}"
+                    f"attempt {entry.attempt} picked entry {picked}, the newest commit was {candidates[-1].seq}"
                 )
     claim = f"{resumed} resumes, each from the newest commit before its fence"
     return Proof("newest commit picked", claim, {"resumes": resumed}, wrong)
+
+
+def _without(commits: list[Manifest], verdict: Quarantined) -> list[Manifest]:
+    """What a quarantine leaves; `commits` are oldest first, so that parents come before their children."""
+    out = set(verdict.checkpoint_ids)
+    left = []
+    for commit in commits:
+        if commit.checkpoint_id in out or (verdict.covers_descendants and commit.parent in out):
+            out.add(commit.checkpoint_id)
+        else:
+            left.append(commit)
+    return left
