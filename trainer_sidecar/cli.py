@@ -15,6 +15,7 @@ from trainer_sidecar.commands.store_options import check_run_options
 from trainer_sidecar.kube_commands import (
     attempts,
     completion,
+    drill,
     logs,
     pin,
     report,
@@ -56,9 +57,10 @@ in a cluster (also as kubectl rtj):
   rtj report sft --to sft.html
   rtj checkpoints list --job sft
   rtj rollback sft 000000000400-0000000003-1f2e3d4c --reason "loss went up"
+  rtj drill faults --all -f job.yaml
 """
 _COMMANDS = (run, plan, checkpoints, export, import_weights, journal, gc, store)
-_CLUSTER_COMMANDS = (status, attempts, why, logs, suspend, pin, rollback, report, completion)
+_CLUSTER_COMMANDS = (status, attempts, why, logs, suspend, pin, rollback, report, drill, completion)
 
 
 def build_parser(prog: str = "rtj") -> argparse.ArgumentParser:

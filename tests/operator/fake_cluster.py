@@ -15,6 +15,7 @@ from fake_kube import FakeKube
 from rtj_operator.api.effective import OperatorDefaults
 from rtj_operator.apply import Applier
 from rtj_operator.events import EventPoster
+from rtj_operator.faultgate import FaultGate
 from rtj_operator.faults import (
     Faults,
 )
@@ -82,8 +83,8 @@ class Cluster:
         self.nonces = (f"nonce-{n}" for n in itertools.count(1))
         self.kube.put(RTJ, job_object())
 
-    def operator(self, fault: str = "") -> Reconciler:
-        """A new operator process."""
+    def operator(self, fault: str = "", fault_key: bytes | None = None) -> Reconciler:
+        """A new operator process; with a key, fault orders of drills may be armed."""
         settings = PodSettings(sidecar_image="sidecar")
         applier = Applier(
             self.kube,
@@ -92,6 +93,7 @@ class Cluster:
             writer="operator/test",
             faults=DyingFaults(fault),
             stores=self.stores,  # type: ignore[arg-type]
+            gate=FaultGate(self.kube, fault_key),
         )
         events = EventPoster(self.kube, "test")
         return Reconciler(

@@ -1,8 +1,8 @@
 """Fault orders: which fault point fires how often in which pod of a drill, and the signature without which none does.
 
-An order is data, never code: the name of a point from a fixed list, and numbers with bounds. Whoever holds the key that
-the chart made signs orders for one object by name, until a moment; the operator checks that and hands them to the sidecars
-of the object's first placement, in the environment.
+An order is data, never code: the name of a point from a fixed list, and numbers with bounds. Whoever holds the key
+that the chart made signs orders for one object by name, until a moment; the operator checks that and hands them to
+the sidecars of the object's first placement, in the environment.
 """
 
 import hashlib

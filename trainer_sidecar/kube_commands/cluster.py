@@ -55,14 +55,14 @@ class Cluster:
 
     def job(self, name: str) -> JsonObject:
         """The job. Raises NoSuchJobError with names near it."""
-        found = self._call("GET", _job_path(self.namespace, name), missing=True)
+        found = self.call("GET", _job_path(self.namespace, name), missing=True)
         if found is None:
             raise NoSuchJobError(self._no_such(name))
         return found
 
     def jobs(self, *, everywhere: bool = False) -> list[JsonObject]:
         """All jobs of the namespace, or of all namespaces, by name."""
-        found = self._call("GET", _job_path(None if everywhere else self.namespace), missing=True)
+        found = self.call("GET", _job_path(None if everywhere else self.namespace), missing=True)
         if found is None:
             raise ClusterError(
                 f"this cluster knows no {PLURAL}.{API_GROUP}: install the operator's chart, which brings the definition"
@@ -75,14 +75,14 @@ class Cluster:
         meta = job["metadata"]
         body = {"metadata": {"uid": meta["uid"]}, "spec": spec}
         path = _job_path(meta["namespace"], meta["name"])
-        changed = self._call("PATCH", path, {"fieldManager": "rtj"}, body, "application/merge-patch+json")
+        changed = self.call("PATCH", path, {"fieldManager": "rtj"}, body, "application/merge-patch+json")
         assert changed is not None
         return changed
 
     def create_job(self, body: JsonObject, *, dry_run: bool = False) -> JsonObject:
         """Make a job, or only ask whether it would be accepted. Raises RefusedError with the server's sentence."""
         query = {"fieldManager": "rtj", "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        made = self._call("POST", _job_path(self.namespace), query, body)
+        made = self.call("POST", _job_path(self.namespace), query, body)
         assert made is not None
         return made
 
@@ -90,7 +90,7 @@ class Cluster:
         """Events about the job, oldest first, each with `at` (RFC 3339). Kubernetes keeps them for an hour."""
         meta = job["metadata"]
         query = {"fieldSelector": f"involvedObject.uid={meta['uid']}"}
-        found = self._call("GET", f"/api/v1/namespaces/{quote(meta['namespace'])}/events", query) or {}
+        found = self.call("GET", f"/api/v1/namespaces/{quote(meta['namespace'])}/events", query) or {}
         events = [{**e, "at": _event_time(e)} for e in found.get("items") or []]
         return sorted(events, key=lambda event: str(event["at"]))
 
@@ -98,13 +98,18 @@ class Cluster:
         """The job's pods, by name."""
         meta = job["metadata"]
         query = {"labelSelector": f"{LABEL_UID}={meta['uid']}"}
-        found = self._call("GET", f"/api/v1/namespaces/{quote(meta['namespace'])}/pods", query) or {}
+        found = self.call("GET", f"/api/v1/namespaces/{quote(meta['namespace'])}/pods", query) or {}
         return sorted(found.get("items") or [], key=lambda pod: str(pod["metadata"]["name"]))
 
-    def log(self, pod: JsonObject, container: str, *, tail: int | None, follow: bool) -> Iterator[bytes]:
-        """What a container has written, in chunks as they come. `tail`: the last lines only."""
+    def log(
+        self, pod: JsonObject, container: str, *, tail: int | None, follow: bool, previous: bool = False
+    ) -> Iterator[bytes]:
+        """What a container has written, in chunks as they come. `tail`: the last lines only; `previous`: what the one
+        before a restart has written."""
         meta = pod["metadata"]
         query = {"container": container, **({"tailLines": str(tail)} if tail is not None else {})}
+        if previous:
+            query["previous"] = "true"
         if follow:
             query["follow"] = "true"
         path = f"/api/v1/namespaces/{quote(meta['namespace'])}/pods/{quote(meta['name'])}/log"
@@ -112,6 +117,36 @@ class Cluster:
         if answer.status >= 400:
             raise _refusal("GET", path, answer.status, answer.response.read())
         yield from answer.response.stream(65536)
+
+    def execute(self, pod: JsonObject, container: str, command: list[str], *, timeout: float = 30.0) -> str:
+        """What a command in a container wrote to stdout. Raises ClusterError when it cannot run or fails."""
+        from kubernetes import client
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.stream import stream
+        from websocket import WebSocketException
+
+        meta = pod["metadata"]
+        where = f"{command[0]} in {container} of pod {meta['name']}"
+        # `stream` turns its client into one for sockets meanwhile: a client of its own
+        api = client.CoreV1Api(client.ApiClient(self._client.configuration))
+        try:
+            link = stream(
+                api.connect_get_namespaced_pod_exec, meta["name"], meta["namespace"], command=command,
+                container=container, stderr=True, stdin=False, stdout=True, tty=False,
+                _preload_content=False, _request_timeout=timeout,
+            )  # fmt: skip
+            link.run_forever(timeout=timeout)
+            said, errors, code = link.read_stdout(timeout=0), link.read_stderr(timeout=0), link.returncode
+        except (ApiException, WebSocketException, OSError) as exc:
+            raise ClusterError(f"{where} cannot be run: {exc}") from exc
+        if code != 0:
+            raise ClusterError(f"{where} ended with {code}: {errors or said}")
+        return str(said)
+
+    @property
+    def host(self) -> str:
+        """Address of the API server."""
+        return str(self._client.configuration.host)
 
     def _no_such(self, name: str) -> str:
         names = [str(job["metadata"]["name"]) for job in self.jobs()]
@@ -124,7 +159,7 @@ class Cluster:
         more = ", ..." if len(names) > _NAMED else ""
         return f"{where}; it has {', '.join(names[:_NAMED])}{more}"
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,
@@ -134,7 +169,7 @@ class Cluster:
         *,
         missing: bool = False,
     ) -> JsonObject | None:
-        """The answer's JSON; None for 404 where that may be."""
+        """Any request of the API: the answer's JSON; None for 404 where that may be. Raises ClusterError."""
         answer = self._request(method, path, query, body, content_type, timeout=_READ_SECONDS)
         data: bytes = answer.response.read()
         if answer.status == 404 and missing:

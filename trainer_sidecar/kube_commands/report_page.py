@@ -47,18 +47,23 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 def page(report: Report) -> str:
     """The whole document."""
     title = f"{report.namespace}/{report.name}"
-    style = _STYLE + "".join(
-        f".line.c{i} {{ stroke: var(--c{i}); }} .dot.c{i} {{ fill: var(--c{i}); }}\n" for i in range(COLOURS)
-    )
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p><b>{escape(report.phase)}</b>: {escape(report.message)}</p>",
-        f'<p class="dim">as of {_moment(report.made)}</p>',
+        f'<p class="dim">as of {moment(report.made)}</p>',
         *(f'<p class="note">{escape(note)}</p>' for note in report.notes),
-        _facts(report.facts),
+        facts(report.facts),
         *_charts(report),
         *_tables(report),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page of this look; `body` is HTML, of which nothing is escaped here."""
+    style = _STYLE + "".join(
+        f".line.c{i} {{ stroke: var(--c{i}); }} .dot.c{i} {{ fill: var(--c{i}); }}\n" for i in range(COLOURS)
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -67,8 +72,9 @@ def page(report: Report) -> str:
     )
 
 
-def _facts(facts: dict[str, str]) -> str:
-    cells = "".join(f"<div><b>{escape(name)}</b>{escape(value)}</div>" for name, value in facts.items())
+def facts(values: dict[str, str]) -> str:
+    """Short facts side by side."""
+    cells = "".join(f"<div><b>{escape(name)}</b>{escape(value)}</div>" for name, value in values.items())
     return f'<div class="facts">{cells}</div>'
 
 
@@ -76,7 +82,7 @@ def _charts(report: Report) -> list[str]:
     parts = [
         '<h2 id="timeline">What ran when</h2>',
         timeline(report),
-        _key(
+        key(
             ("runs", "runs"),
             ("good", "ended as told"),
             ("bad", "failed or lost"),
@@ -90,7 +96,7 @@ def _charts(report: Report) -> list[str]:
         parts += [
             '<h2 id="loss">Loss across attempts</h2>',
             loss,
-            _key(*shown) + f'<p class="dim">{_LOSS}</p>',
+            key(*shown) + f'<p class="dim">{_LOSS}</p>',
         ]
     if risk := recovery(report):
         parts += [
@@ -102,7 +108,8 @@ def _charts(report: Report) -> list[str]:
     return parts
 
 
-def _key(*items: tuple[str, str]) -> str:
+def key(*items: tuple[str, str]) -> str:
+    """What the colours of a picture mean: (name of the colour, text)."""
     cells = "".join(
         f'<span><i style="background:var(--{name})"></i>{escape(text)}</span>' for name, text in items
     )
@@ -117,7 +124,7 @@ def _tables(report: Report) -> list[str]:
             "scratch" if a.from_step is None else str(a.from_step),
             "" if a.last_step is None else str(a.last_step),
             a.mesh,
-            _moment(a.started),
+            moment(a.started),
             span((a.ended or report.made) - a.started),
             f"{a.to_first_step:.1f}" if a.to_first_step is not None else "",
             a.outcome or ("runs" if a.ended is None else ""),
@@ -126,7 +133,7 @@ def _tables(report: Report) -> list[str]:
         for a in reversed(report.attempts[-_MOST_ROWS:])
     ]
     commits = [
-        [str(c.step), str(c.samples), _moment(c.time), c.reason, c.state, c.checkpoint]
+        [str(c.step), str(c.samples), moment(c.time), c.reason, c.state, c.checkpoint]
         for c in reversed(report.commits[-_MOST_ROWS:])
     ]
     events = [[e["time"], e["reason"], e["message"]] for e in reversed(report.events[-_MOST_ROWS:])]
@@ -144,15 +151,16 @@ def _tables(report: Report) -> list[str]:
     ]
     return [
         '<h2 id="attempts">Attempts</h2>',
-        _table(heads, attempts),
+        table(heads, attempts),
         '<h2 id="commits">Commits</h2>',
-        _table(["step", "samples", "committed", "why", "state", "checkpoint"], commits),
+        table(["step", "samples", "committed", "why", "state", "checkpoint"], commits),
         '<h2 id="events">Events</h2>',
-        _table(["time", "reason", "message"], events),
+        table(["time", "reason", "message"], events),
     ]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Texts in rows, escaped."""
     if not rows:
         return '<p class="dim">none</p>'
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
@@ -160,5 +168,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{lines}</table></div>'
 
 
-def _moment(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """Unix seconds as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

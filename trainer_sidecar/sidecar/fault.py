@@ -1,9 +1,10 @@
 """Fault points for drills: named places at which the sidecar dies, freezes, or meets a store that fails.
 
-Inert unless armed. A drill proves that a crash between any two steps of a save loses and fakes nothing; the points are
-named by what has just happened (or, for `before-*`, what has not happened yet). Tests set `RTJ_FAULT=<point>`: the process
-kills itself there; `<point>:<n>` means the n-th time, and with `RTJ_FAULT_SIGNAL=SIGSTOP` it is frozen there until somebody
-wakes it. In a cluster only the operator arms points, by orders that it has checked (`contract/fault_order.py`).
+Inert unless armed. A drill proves that a crash between any two steps of a save loses and fakes nothing; the points
+are named by what has just happened (or, for `before-*`, what has not happened yet). Tests set `RTJ_FAULT=<point>`:
+the process kills itself there; `<point>:<n>` means the n-th time, and with `RTJ_FAULT_SIGNAL=SIGSTOP` it is frozen
+there until somebody wakes it. In a cluster only the operator arms points, by orders that it has checked
+(`contract/fault_order.py`).
 """
 
 import os

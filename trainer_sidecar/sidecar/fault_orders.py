@@ -1,7 +1,7 @@
 """Orders of a drill, carried out: each fires exactly as often as asked, however often the sidecar is started anew.
 
-Passings are counted in a file of the pod's volume, which outlives the container and not the pod; it is written before the
-fault happens, and the log says so, which is the drill's proof that it did.
+Passings are counted in a file of the pod's volume, which outlives the container and not the pod; it is written before
+the fault happens, and the log says so, which is the drill's proof that it did.
 """
 
 import ctypes

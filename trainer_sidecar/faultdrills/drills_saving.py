@@ -1,0 +1,202 @@
+"""D1, D7, D9: faults while a save is under way. They need fault points in the sidecar, armed by signed orders."""
+
+import time
+from functools import partial
+
+from trainer_sidecar.contract.fault_order import FaultOrder
+from trainer_sidecar.contract.journal import Manifest
+from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
+from trainer_sidecar.faultdrills.stage import DrillError, Stage, step_of
+from trainer_sidecar.kube_commands.cluster import JsonObject
+
+FREEZE_SECONDS = 40.0
+FAILING_REQUESTS = 60
+MOST_GROWTH = 64 << 20
+"""Bytes of memory that a sidecar may have more after an outage than before it."""
+
+
+def killed_while_saving(stage: Stage) -> Seen:
+    """D1: all processes die when some ranks have written and others have not."""
+    ranks = stage.scratch.settings.ranks
+    stage.start(faults=(FaultOrder(point="after-shard-put", after=ranks, seconds=FREEZE_SECONDS),))
+    first = stage.attempt(1)
+    safe = stage.commit()
+    pod = stage.pods()[0]
+    stage.wait("frozen save", partial(stage.fired, pod, "after-shard-put"))
+    stage.note("sidecar frozen after its first shard")
+    unfinished = _unfinished(stage)
+    fault = time.monotonic()
+    stage.delete_pod(pod)
+    second, heard = stage.resumed(after=1)
+    lost = stage.lost(first, second)
+    stage.commit(beyond=step_of(second), epoch=second.seq)
+    history = stage.history()
+    restored = second.restore.checkpoint_id if second.restore else "nothing"
+    checks = [
+        Check(
+            name="the unfinished checkpoint is never chosen",
+            holds=unfinished not in history.manifests and restored == safe.checkpoint_id,
+            seen=f"attempt 2 restored {restored}; unfinished was {unfinished}; committed {safe.checkpoint_id}",
+        ),
+        *stage.proofs(),
+    ]
+    fired = f"frozen at after-shard-put, {unfinished} had shards and no manifest in the store; then the pod was deleted"
+    return stage.seen(fired, checks, lost, heard - fault)
+
+
+def _unfinished(stage: Stage) -> str:
+    """The checkpoint that has shards and no manifest in the store. Raises DrillError when there is none."""
+    kept = stage.history().manifests
+    found: dict[str, list[str]] = {}
+    for info in stage.store.list(stage.keys.checkpoints_prefix):
+        checkpoint, _, name = info.key.removeprefix(stage.keys.checkpoints_prefix).partition("/")
+        found.setdefault(checkpoint, []).append(name)
+    for checkpoint, names in found.items():
+        if (
+            checkpoint not in kept
+            and any(n.endswith(".distcp") for n in names)
+            and "manifest.json" not in names
+        ):
+            return checkpoint
+    raise DrillError("no unfinished checkpoint stands in the store: the fault came too early or too late")
+
+
+def store_away(stage: Stage) -> Seen:
+    """D7: the store fails every write for a while."""
+    stage.start(faults=(FaultOrder(point="store-write", after=30, times=FAILING_REQUESTS),))
+    stage.attempt(1)
+    stage.commit()
+    pod = stage.pods()[0]
+    stage.wait("failing request", partial(stage.fired, pod, "store-write"))
+    began, seen = time.monotonic(), _Outage()
+    before = stage.commit()
+    memory = _memory(stage, pod)
+    stage.note("writes to the store fail")
+    deadline = time.monotonic() + 240
+    while len(fired := stage.fired(pod, "store-write")) < FAILING_REQUESTS:
+        seen.look(stage)
+        if time.monotonic() > deadline:
+            raise DrillError(f"only {len(fired)} of {FAILING_REQUESTS} requests have failed after 240 s")
+        time.sleep(0.5)
+    seconds = float(fired[-1]["time"]) - float(fired[0]["time"])
+    over = time.monotonic()
+    stage.note(f"{len(fired)} requests have failed in {seconds:.1f} s")
+    last = stage.commit(beyond=before.step)
+    recovered = time.monotonic()
+    stage.commit(beyond=last.step)
+    grown = _memory(stage, pod) - memory
+    attempts = len(stage.history().attempts)
+    fired = stage.fired(pod, "store-write")
+    checks = [*seen.checks(attempts), *_kept_its_bounds(grown, len(fired)), *stage.proofs()]
+    at_risk = Loss(
+        steps=max(0, seen.last - before.step),
+        samples=max(0, seen.last - before.step) * 8,
+        seconds=round(over - began, 2),
+    )
+    return stage.seen(
+        f"{len(fired)} writes failed inside the sidecar over {seconds:.1f} s",
+        checks,
+        at_risk,
+        recovered - over,
+    )
+
+
+class _Outage:
+    """What /status said while the store was away."""
+
+    def __init__(self) -> None:
+        self.saves: set[str] = set()
+        self.errors: set[str] = set()
+        self.first = self.last = 0
+
+    def look(self, stage: Stage) -> None:
+        status = stage.sidecar()
+        if status is None:
+            return
+        if status.in_flight is not None:
+            self.saves.add(status.in_flight.checkpoint_id)
+        if status.store_error:
+            self.errors.add(status.store_error)
+        if status.progress is not None:
+            self.first = self.first or status.progress.step
+            self.last = max(self.last, status.progress.step)
+
+    def checks(self, attempts: int) -> list[Check]:
+        """What must hold of it."""
+        return [
+            Check(
+                name="at most one save in flight",
+                holds=len(self.saves) <= 1,
+                seen=f"saves in flight during the outage: {', '.join(sorted(self.saves)) or 'none'}",
+            ),
+            Check(
+                name="training goes on",
+                holds=self.last > self.first and attempts == 1,
+                seen=f"from step {self.first} to {self.last} during the outage, {attempts} attempt(s)",
+            ),
+            Check(
+                name="the lag is visible",
+                holds=bool(self.errors),
+                seen=f"store_error of /status: {next(iter(self.errors), 'never')}",
+            ),
+        ]
+
+
+def _kept_its_bounds(grown: int, fired: int) -> list[Check]:
+    return [
+        Check(
+            name="memory stays flat",
+            holds=grown <= MOST_GROWTH,
+            seen=f"the sidecar's grew by {grown / 2**20:.1f} MiB, allowed {MOST_GROWTH >> 20} MiB",
+        ),
+        Check(
+            name="the fault fires as often as ordered",
+            holds=fired == FAILING_REQUESTS,
+            seen=f"{fired} of {FAILING_REQUESTS}",
+        ),
+    ]
+
+
+def _memory(stage: Stage, pod: JsonObject) -> int:
+    """Resident bytes of the sidecar."""
+    code = "print(open('/proc/1/statm').read().split()[1])"
+    return int(stage.cluster.execute(pod, "rtj-sidecar", ["python3", "-c", code])) * 4096
+
+
+def old_pod_wakes_up(stage: Stage) -> Seen:
+    """D9: the process that is about to commit sleeps, and wakes up when the next attempt has begun."""
+    stage.start(nodes=2, ranks=1, faults=(FaultOrder(point="before-claim", after=1, seconds=FREEZE_SECONDS),))
+    first = stage.attempt(1)
+    stage.commit()
+    pods = stage.pods()
+    stage.wait("frozen commit", partial(stage.fired, pods[0], "before-claim"))
+    stage.note("sidecar of pod 0 frozen right before its commit")
+    fault = time.monotonic()
+    killed = stage.signal_rank(pods[1])
+    second = stage.attempt(2)
+    awake = stage.fired(pods[0], "before-claim", message="fault over")
+    stage.note("attempt 2 stands in the journal")
+    _, heard = stage.resumed(after=1)
+    lost = stage.lost(first, second)
+    over = stage.wait("waking up", partial(stage.fired, pods[0], "before-claim", message="fault over"))
+    stage.commit(beyond=step_of(second), epoch=second.seq)
+    late = [m for m in _manifests(stage) if m.epoch == first.seq and m.seq > second.seq]
+    checks = [
+        Check(
+            name="the fence stood before it woke up",
+            holds=not awake and second.time < float(over[0]["time"]),
+            seen=f"attempt 2 at {second.time:.1f}, awake at {over[0]['time']}",
+        ),
+        Check(
+            name="it cannot commit",
+            holds=not late,
+            seen=f"{len(late)} commits of epoch {first.seq} behind entry {second.seq}",
+        ),
+        *stage.proofs(),
+    ]
+    fired = f"frozen before-claim for {FREEZE_SECONDS:g} s with a save that all ranks had written; {killed}"
+    return stage.seen(fired, checks, lost, heard - fault)
+
+
+def _manifests(stage: Stage) -> list[Manifest]:
+    return list(stage.history().manifests.values())

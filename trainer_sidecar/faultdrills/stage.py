@@ -1,0 +1,348 @@
+"""One drill under way: its job, what is seen of it, the faults that can be done to it, and the measuring.
+
+Everything waits for something that was seen, with a deadline; a deadline that passes says what was missing.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainer_sidecar.audit.history import prove_fenced, prove_newest_picked, surviving_history
+from trainer_sidecar.audit.ledger import LedgerError
+from trainer_sidecar.audit.proof import Proof
+from trainer_sidecar.audit.samples import prove_exactly_once
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FaultOrder, sign
+from trainer_sidecar.contract.journal import Attempt, Entry, Manifest
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.contract.status import SidecarStatus
+from trainer_sidecar.faultdrills import pod_code
+from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
+from trainer_sidecar.faultdrills.scratch import WISHES, Scratch
+from trainer_sidecar.faultdrills.trail import Trail
+from trainer_sidecar.kube_commands.cluster import ClusterError, JsonObject
+from trainer_sidecar.store.base import Store, StoreError
+from trainer_sidecar.store.history import History
+from trainer_sidecar.store.journal import Journal
+
+DATASET = 1 << 16
+START_SECONDS = 300.0
+POLL_SECONDS = 0.3
+ORDER_SECONDS = 1800
+FIRED = '"message": "fault fired"'
+OVER = '"message": "fault over"'
+T = TypeVar("T")
+
+
+class NotRunError(Exception):
+    """The drill cannot run here; the message says what it would take."""
+
+
+class DrillError(Exception):
+    """Something that had to be seen was not."""
+
+
+class Stage:
+    """A drill's job. `close` takes it away."""
+
+    def __init__(self, name: str, scratch: Scratch, store: Store) -> None:
+        self.name, self.scratch, self.store = name, scratch, store
+        self.cluster = scratch.cluster
+        self.keys = RunKeys(scratch.name, name)
+        self.began = time.monotonic()
+        self.moments: list[tuple[float, str]] = []
+        self._job: JsonObject | None = None
+        self._trail: Trail | None = None
+
+    # ------------------------------------------------------------------------------------------------- the job
+
+    def start(
+        self,
+        *,
+        nodes: int = 1,
+        ranks: int | None = None,
+        interval: int = 10,
+        env: Mapping[str, str] | None = None,
+        faults: tuple[FaultOrder, ...] = (),
+        checkpoint: Mapping[str, Any] | None = None,
+        memory: str = "",
+        **spec: Any,
+    ) -> None:
+        """Create the job; `memory` is its trainer's limit instead of the template's.
+
+        Raises NotRunError when fault orders are needed and cannot be signed.
+        """
+        annotations = {FAULT_ANNOTATION: self._signed(faults)} if faults else {}
+        body = self.scratch.document(
+            self.name,
+            nodes=nodes,
+            ranks=ranks or self.scratch.settings.ranks,
+            env=env or {},
+            annotations=annotations,
+            memory=memory,
+            spec={"checkpoint": {"intervalSteps": interval, **(checkpoint or {})}, **spec},
+        )
+        self._job = self.scratch.create("resumabletrainingjobs", body)
+        self._trail = Trail(self.cluster, self._job)
+        self.note("job created")
+
+    def _signed(self, faults: tuple[FaultOrder, ...]) -> str:
+        key = self.scratch.settings.fault_key
+        if key is None:
+            raise NotRunError(f"needs fault orders in the sidecar: {self.scratch.settings.why_no_key}")
+        if not self.scratch.agrees():
+            raise NotRunError(f"namespace {self.scratch.name} does not carry the label of fault injection")
+        return sign(key, self.scratch.name, self.name, faults, int(time.time()) + ORDER_SECONDS)
+
+    def close(self) -> None:
+        """Take job and pods away."""
+        if self._trail is not None:
+            self._trail.close()
+        if self._job is not None:
+            self.scratch.delete_job(self._job)
+
+    @property
+    def trail(self) -> Trail:
+        assert self._trail is not None, "the job is started first"
+        return self._trail
+
+    @property
+    def job(self) -> JsonObject:
+        """The object now."""
+        return self.cluster.job(self.name)
+
+    @property
+    def status(self) -> JsonObject:
+        return self.job.get("status") or {}
+
+    def condition(self, kind: str) -> JsonObject:
+        """A condition, {} when it is not there."""
+        return next((c for c in self.status.get("conditions") or [] if c["type"] == kind), {})
+
+    def pods(self) -> list[JsonObject]:
+        """Pods of the current placement that are not on their way out, by index."""
+        assert self._job is not None
+        placement = str((self.status.get("placement") or {}).get("number"))
+        live = [
+            pod
+            for pod in self.cluster.pods(self._job)
+            if "deletionTimestamp" not in pod["metadata"]
+            and pod["metadata"]["labels"].get("resumabletraining.io/placement") == placement
+        ]
+        return sorted(live, key=_index)
+
+    def note(self, text: str) -> None:
+        """Something happened now."""
+        self.moments.append((round(time.monotonic() - self.began, 1), text))
+
+    # -------------------------------------------------------------------------------------------- what is seen
+
+    def wait(self, what: str, reached: Callable[[], T | None], seconds: float = START_SECONDS) -> T:
+        """What `reached` answers, once that is true. Raises DrillError naming `what` and where the job stands."""
+        deadline, trouble = time.monotonic() + seconds, ""
+        while True:
+            try:
+                found = reached()
+            except (ClusterError, StoreError) as exc:
+                found, trouble = None, f"; last trouble: {exc}"
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                status = self.status
+                where = f"{status.get('phase')}/{status.get('reason')}: {status.get('message')}"
+                raise DrillError(f"no {what} within {seconds:.0f} s; the job is {where}{trouble}")
+            time.sleep(POLL_SECONDS)
+
+    def history(self) -> History:
+        """The run's journal, read now."""
+        return Journal(self.store, self.keys).read()
+
+    def attempt(self, number: int, seconds: float = START_SECONDS) -> Attempt:
+        """The attempt's journal entry, once it stands."""
+        return self.wait(
+            f"attempt {number} in the journal",
+            lambda: next((a for a in self.history().attempts if a.attempt == number), None),
+            seconds,
+        )
+
+    def resumed(self, after: int, seconds: float = START_SECONDS) -> tuple[Attempt, float]:
+        """The newest attempt beyond number `after` that has made a step, and when that was heard (monotonic)."""
+
+        def reached() -> tuple[Attempt, float] | None:
+            newest = self.history().newest
+            first = self.trail.first(newest.seq) if newest and newest.attempt > after else None
+            return (newest, first.at) if newest and first else None
+
+        found = self.wait(f"step after attempt {after}", reached, seconds)
+        self.note(f"attempt {found[0].attempt} makes steps")
+        return found
+
+    def commit(
+        self, beyond: int = 0, *, epoch: int | None = None, seconds: float = START_SECONDS
+    ) -> Manifest:
+        """The newest commit that survives, once its step is beyond `beyond` (and it is of `epoch`)."""
+
+        def reached() -> Manifest | None:
+            newest = next(iter(self.history().lineage), None)
+            fits = newest and newest.step > beyond and epoch in (None, newest.epoch)
+            return newest if fits else None
+
+        found = self.wait(f"commit beyond step {beyond}", reached, seconds)
+        self.note(f"commit of step {found.step}")
+        return found
+
+    def steps_told(self, epoch: int, count: int, seconds: float = 60.0) -> int:
+        """The newest step of an epoch once it is at least `count`."""
+        return self.wait(f"step {count}", lambda: max(self.trail.steps(epoch), default=0) >= count, seconds)
+
+    def sidecar(self, index: int = 0) -> SidecarStatus | None:
+        """`/status` of a pod's sidecar through the API server; None while it does not answer."""
+        pods = self.pods()
+        if index >= len(pods):
+            return None
+        name = pods[index]["metadata"]["name"]
+        try:
+            answer = self.cluster.call("GET", f"{self.scratch.root}/pods/{name}:9477/proxy/status")
+        except ClusterError:
+            return None
+        return SidecarStatus.model_validate(answer)
+
+    def sidecar_log(self, pod: JsonObject) -> list[JsonObject]:
+        """Lines of a pod's sidecar, those of the container before it included."""
+        text = ""
+        for previous in (True, False):
+            try:
+                text += b"".join(
+                    self.cluster.log(pod, "rtj-sidecar", tail=None, follow=False, previous=previous)
+                ).decode(errors="replace")
+            except ClusterError:
+                continue  # there was no container before
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+
+    def fired(self, pod: JsonObject, point: str, *, message: str = "fault fired") -> list[JsonObject]:
+        """What the sidecar says of a fault point that fired (or, frozen, went on)."""
+        return [
+            line
+            for line in self.sidecar_log(pod)
+            if line.get("message") == message and line.get("point") == point
+        ]
+
+    # ------------------------------------------------------------------------------------------------- faults
+
+    def signal_rank(self, pod: JsonObject, name: str = "KILL", rank: int | None = None) -> str:
+        """A signal to a rank of a pod (the lowest one there), by exec. What was done, as proof."""
+        code = pod_code.signal_rank(name, rank)
+        said = self.cluster.execute(pod, "trainer", ["python3", "-c", code]).strip()
+        self.note(said)
+        return f"{said} in pod {pod['metadata']['name']}"
+
+    def wish(self, name: str, pod: JsonObject) -> None:
+        """Make a file that the script looks for."""
+        self.cluster.execute(pod, "trainer", ["python3", "-c", pod_code.touch(f"{WISHES}/{name}")])
+        self.note(f"asked the script for: {name}")
+
+    def delete_pod(self, pod: JsonObject) -> None:
+        """At once, without grace."""
+        meta = pod["metadata"]
+        self.cluster.call("DELETE", f"{self.scratch.root}/pods/{meta['name']}", {"gracePeriodSeconds": "0"})
+        self.note(f"pod {meta['name']} deleted with grace 0")
+
+    def patch(self, **spec: Any) -> None:
+        """Change the job's spec."""
+        self.cluster.patch_spec(self.job, spec)
+        self.note(f"spec changed: {json.dumps(spec)}")
+
+    # ---------------------------------------------------------------------------------------------- measuring
+
+    def lost(self, before: Attempt, after: Attempt) -> Loss:
+        """Steps of attempt `before` that `after` makes again, with their samples and seconds."""
+        last = max(self.trail.steps(before.seq), default=0)
+        back = step_of(after)
+        steps = max(0, last - back)
+        end = self.trail.step_time(last, before.seq)
+        start = self.trail.step_time(back, before.seq) or before.time
+        seconds = max(0.0, end - start) if steps and end is not None else 0.0
+        batch = before.topology.batch.global_batch_size
+        return Loss(steps=steps, samples=steps * batch, seconds=round(seconds, 2))
+
+    def proofs(self, *, newest_picked: bool = True, ranks_heard: bool = True) -> list[Check]:
+        """What holds for every drill: read from the journal and from what the ranks told."""
+        entries = self._entries()
+        proofs = [prove_fenced(entries)]
+        if newest_picked:
+            proofs.append(prove_newest_picked(entries))
+        if ranks_heard:
+            proofs.append(self._exactly_once(entries))
+        return [Check(name=p.name, holds=p.holds, seen=p.claim if p.holds else str(p)) for p in proofs]
+
+    def _entries(self) -> list[Entry]:
+        from trainer_sidecar.audit.journal import read_entries
+
+        return read_entries(self.store, self.keys)
+
+    def _exactly_once(self, entries: list[Entry]) -> Proof:
+        try:
+            return prove_exactly_once(surviving_history(entries), self.trail.ledgers(), dataset_size=DATASET)
+        except (LedgerError, ValueError) as exc:
+            return Proof("each sample exactly once", "", {}, [str(exc)])
+
+    def same_losses(self, before: Attempt, after: Attempt, tolerance: float) -> Check:
+        """Steps that both attempts made: same samples, and losses within a relative tolerance."""
+        ledgers, name = self.trail.ledgers(), "steps made twice are equal"
+        both = sorted(set(self.trail.steps(before.seq)) & set(self.trail.steps(after.seq)))
+        apart: list[str] = []
+        worst = compared = 0.0
+        for step in both:
+            old, new = ledgers.step(before.seq, step), ledgers.step(after.seq, step)
+            if old is None or new is None or old.loss is None or new.loss is None:
+                continue
+            if len(old.lines) != before.topology.mesh.world_size:
+                continue  # the fault came while the ranks were at it
+            if len(new.lines) != after.topology.mesh.world_size:
+                continue
+            compared += 1
+            if sorted(_samples(old.lines)) != sorted(_samples(new.lines)):
+                apart.append(f"step {step}: other samples")
+            difference = abs(new.loss - old.loss) / max(abs(old.loss), 1e-12)
+            worst = max(worst, difference)
+            if difference > tolerance:
+                apart.append(f"step {step}: {old.loss:.8g} and {new.loss:.8g}")
+        if apart or not compared:
+            return Check(name=name, holds=False, seen="; ".join(apart[:5]) or "no step was made twice")
+        said = f"{compared:.0f} steps, same samples, losses differ by at most {worst:.1e} (allowed {tolerance:.0e})"
+        return Check(name=name, holds=True, seen=said)
+
+    def seen(
+        self, fired: str, checks: list[Check], lost: Loss | None, recovery_seconds: float | None
+    ) -> Seen:
+        """Everything together."""
+        return Seen(
+            fired=fired,
+            checks=checks,
+            lost=lost,
+            recovery_seconds=None if recovery_seconds is None else round(recovery_seconds, 2),
+            losses=self._losses(),
+            moments=self.moments,
+        )
+
+    def _losses(self) -> list[tuple[int, int, float]]:
+        ledgers = self.trail.ledgers()
+        found = []
+        for attempt in self.history().attempts:
+            for record in ledgers.of_epoch(attempt.seq):
+                if record.loss is not None:
+                    found.append((attempt.attempt, record.step, round(record.loss, 6)))
+        return found
+
+
+def step_of(attempt: Attempt) -> int:
+    """The step that an attempt started from."""
+    return attempt.restore.step if attempt.restore else 0
+
+
+def _samples(lines: Mapping[int, Any]) -> list[int]:
+    return [sample for line in lines.values() for sample in line.samples]
+
+
+def _index(pod: JsonObject) -> int:
+    return int(pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index", 0))
