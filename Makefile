@@ -64,9 +64,10 @@ bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="sc
 	@$(PYTHON) bench $(ARGS)
 soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")
 	@$(PYTHON) hack/soak $(ARGS)
-soak-cluster: setup ## The cluster's troubles at full length: API server and store are away for five minutes each
+soak-cluster: setup ## API server and store away for five minutes each, then half an hour of chaos (ARGS="--minutes 30 --seed 7")
 	@RTJ_API_OUTAGE_SECONDS=300 RTJ_STORE_OUTAGE_SECONDS=300 hack/test.sh \
-	  tests/operator/test_operator_trouble_on_cluster.py tests/cluster/test_cluster_sealed_save.py $(ARGS)
+	  tests/operator/test_operator_trouble_on_cluster.py tests/cluster/test_cluster_sealed_save.py
+	@$(PYTHON) hack/chaos $(ARGS)
 
 .PHONY: dist
 dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
@@ -76,5 +77,5 @@ dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
 
 .PHONY: clean
 clean: cluster-down ## Stop the cluster and remove what tools and runs have written
-	rm -rf build dist demo-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist demo-out chaos-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -36,6 +36,8 @@ LABEL = "rtj-cluster-tests"
 BUCKET = "test-cluster"
 IMAGES = {"operator": "localhost/rtj-operator:dev", "sidecar": "localhost/rtj-sidecar:dev"}
 TRAINER_IMAGE = "localhost/rtj-base:dev"
+GPUS = 2
+"""Of each node."""
 OPERATOR_NODE = "node1"
 """Where the operator runs, so that a test can cut the other node."""
 START_SECONDS = 240.0
@@ -58,7 +60,7 @@ class World:
     def up(self) -> None:
         """Everything that the tests need, from whatever is there already."""
         self.cluster.tool("build", timeout=1800)
-        self.cluster.tool("up", "--nodes", "2", "--gpus", "2", timeout=180)
+        self.cluster.tool("up", "--nodes", "2", "--gpus", str(GPUS), timeout=180)
         for node in ("1", "2"):
             self.cluster.tool("node", "heal", node)
         for target, tag in IMAGES.items():

@@ -52,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     steps = parser.parse_args().steps
+    torch.set_default_dtype(getattr(torch, os.environ.get("TEST_DTYPE", "float32")))
     mesh = Session.mesh_from_env()
     model = build(extra_layer=os.environ.get("TEST_CHANGE") == "layer")
     shard(model, mesh)
