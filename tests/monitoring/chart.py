@@ -77,6 +77,7 @@ def _strangers(kind: str, value: Any, path: str) -> list[str]:
     if model is None:
         wanted: dict[str, Any] = {
             "str": str,
+            "bytes": str,  # base64
             "int": int,
             "bool": bool,
             "float": (int, float),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 from itertools import pairwise
@@ -28,6 +29,7 @@ ALL = (
     "extraEnv[0].value=b",
     "tolerations[0].key=gpu",
     "nodeSelector.a=b",
+    "faultInjection.enabled=true",
 )
 """Everything that the chart can do, at once."""
 ROLES = {"Role", "RoleBinding"}
@@ -69,6 +71,21 @@ def test_the_operators_pod_has_the_pull_secrets_labels_and_priority_that_were_as
     assert spec["priorityClassName"] == "system-cluster-critical"
     assert meta["labels"]["azure.workload.identity/use"] == "yes"
     assert meta["labels"]["app.kubernetes.io/name"] == "rtj-operator"
+
+
+def test_faults_on_order_are_off_and_a_key_that_was_made_is_the_operators_alone(helm: str) -> None:
+    assert not any(word in str(template(helm)) for word in ("FAULT_KEY", "fault-key", "namespaces]"))
+    made = template(helm, "faultInjection.enabled=true")
+    (secret,) = (b for b in made if b["kind"] == "Secret")
+    assert secret["metadata"]["name"] == "rtj-fault-key"
+    assert len(base64.b64decode(secret["data"]["key"])) == 40
+    pod = next(b for b in made if b["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert {"name": "fault-key", "secret": {"secretName": "rtj-fault-key"}} in pod["volumes"]
+    rights = [rule for b in made if b["kind"] == "ClusterRole" for rule in b["rules"]]
+    assert [r["verbs"] for r in rights if "namespaces" in r["resources"]] == [["get"]]
+    given = template(helm, "faultInjection.enabled=true", "faultInjection.existingSecret=mine")
+    assert not [b for b in given if b["kind"] == "Secret"]
+    assert "'secretName': 'mine'" in str(given)
 
 
 def test_releases_of_one_name_in_two_namespaces_share_no_object(helm: str) -> None:
