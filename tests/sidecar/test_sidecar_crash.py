@@ -100,6 +100,29 @@ def test_an_unsealed_buffer_is_freed_by_the_next_epoch_and_not_before(make_world
     assert world.history().manifests == {}
 
 
+def test_phases_that_ranks_have_told_outlive_their_sidecar_and_not_their_epoch(make_world: MakeWorld) -> None:
+    world = make_world(1, 1).start()
+    world.begin()
+    (rank,) = world.connect()
+    pod, place = world.pods[0], {"rank": 0, "step": 1, "epoch": 0, "samples": 8}
+    for phase in ("Rendezvous", "Restored", "FirstStep"):
+        rank.ask(m.ReportProgress.model_validate({**place, "phase": phase}))
+    before = pod.status().phases
+    assert None not in (before.plan_seen, before.ranks_started, before.rendezvous, before.restored)
+    assert before.first_step is not None
+    pod.kill()
+    pod.start()
+    eventually(lambda: pod.status().epoch, "the epoch is served again")
+    world.connect()
+    after = pod.status().phases
+    assert after.model_copy(update={"rank_lost": before.rank_lost}) == before
+    plan = world.begin()
+    eventually(lambda: pod.status().epoch == plan.epoch, "the next epoch")
+    later = pod.status().phases
+    assert (later.ranks_started, later.first_step) == (None, None)
+    assert later.plan_seen > before.plan_seen
+
+
 def test_a_newer_attempt_in_the_journal_fences_a_save(make_world: MakeWorld) -> None:
     world = make_world(1, 2).start()
     world.begin()

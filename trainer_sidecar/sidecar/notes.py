@@ -1,5 +1,8 @@
 """The sidecar's own notes in `w/sidecar.json`: epochs it has served, saves that have an outcome or were given up.
 
+Phases of the newest epoch too: ranks tell each of them once, and one that was restarted must not show a job that trains
+as one that restores.
+
 A buffer is freed only after its save's outcome stands here (protocol R6); so a crash in between frees it again, and
 never hands out a buffer whose save might still need its bytes. A rank says only once that it gave its part up: a
 sidecar that dies before the save is aborted must know it afterwards, or the others' parts would wait for ever.
@@ -47,6 +50,7 @@ class GiveUpNote(Document):
 
 class _File(Document):
     epoch: int = 0
+    phases: dict[str, float] = Field(default_factory=dict)
     given_up: list[GiveUpNote] = Field(default_factory=list)
     saves: list[SaveNote] = Field(default_factory=list)
 
@@ -73,9 +77,21 @@ class Notes:
         """Newest epoch that this volume's sidecar has begun to serve; 0 = none."""
         return self._file.epoch
 
+    @property
+    def phases(self) -> dict[str, float]:
+        """Phases that the newest epoch has reached, and when (Unix seconds)."""
+        return dict(self._file.phases)
+
     def begin(self, epoch: int) -> None:
+        """Serve an epoch; one that was served before keeps its phases."""
         with self._lock:
-            self._save(self._file.model_copy(update={"epoch": epoch}))
+            phases = self._file.phases if epoch == self._file.epoch else {}
+            self._save(self._file.model_copy(update={"epoch": epoch, "phases": phases}))
+
+    def reach(self, phase: str, moment: float) -> None:
+        """Remember when the epoch reached a phase. Raises OSError."""
+        with self._lock:
+            self._save(self._file.model_copy(update={"phases": {**self._file.phases, phase: moment}}))
 
     def find(self, save_id: str) -> SaveNote | None:
         with self._lock:

@@ -17,6 +17,7 @@ from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import PhaseTimes, ProgressStatus, RankStatus, TrainerState
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar import workdir
+from trainer_sidecar.sidecar.notes import Notes
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,8 @@ class TrainerView:
 class Ranks:
     """Thread-safe registry of this pod's ranks for the plan's epoch."""
 
-    def __init__(self, volume: Volume, pod_index: int, on_lost: Callable[[int], None]) -> None:
-        self._volume, self._pod_index, self._on_lost = volume, pod_index, on_lost
+    def __init__(self, volume: Volume, notes: Notes, pod_index: int, on_lost: Callable[[int], None]) -> None:
+        self._volume, self._notes, self._pod_index, self._on_lost = volume, notes, pod_index, on_lost
         self._lock = threading.Lock()
         self._epoch: _Epoch | None = None
         self._pod_seen: tuple[int, int] | None = None
@@ -75,7 +76,8 @@ class Ranks:
         first = self._pod_index * per_node
         expected = range(first, first + per_node) if self._pod_index < plan.topology.nodes else range(0)
         with self._lock:
-            self._epoch = _Epoch(plan, expected, phases={"plan_seen": time.time()})
+            self._epoch = _Epoch(plan, expected, phases=self._notes.phases)
+            self._reach(self._epoch, "plan_seen")
             self._pod_seen = None
 
     @property
@@ -96,7 +98,7 @@ class Ranks:
                     f"{state.expected.start}..{state.expected.stop - 1} of {world} here"
                 )
             state.ranks[message.rank] = _Rank(message.rank, message.pid, connection)
-            state.phases.setdefault("ranks_started", time.time())
+            self._reach(state, "ranks_started")
         log.info("rank said hello", extra={"epoch": message.epoch, "rank": message.rank, "pid": message.pid})
 
     def gone(self, rank: int, connection: int) -> None:
@@ -112,7 +114,7 @@ class Ranks:
             )
             known.lost = outcome is None or outcome.kind not in _GOOD
             if known.lost:
-                state.phases.setdefault("rank_lost", time.time())
+                self._reach(state, "rank_lost")
         log.info("rank gone", extra={"rank": rank, "lost": known.lost})
         self._on_lost(rank)
 
@@ -126,7 +128,7 @@ class Ranks:
                 return
             known.step = message.step
             if message.phase:
-                state.phases.setdefault(_PHASES[message.phase], now)
+                self._reach(state, _PHASES[message.phase])
             if message.rank == state.expected.start:
                 state.progress = ProgressStatus(
                     step=message.step,
@@ -157,8 +159,17 @@ class Ranks:
             self._pod_seen = seen
             if outcome is not None and self._epoch is state:
                 state.outcome = outcome
-                state.phases.setdefault("ended", time.time())
+                self._reach(state, "ended")
                 log.info("trainer ended", extra={"epoch": outcome.epoch, "outcome": outcome.kind.value})
+
+    def _reach(self, state: _Epoch, phase: str) -> None:
+        if phase in state.phases:
+            return
+        state.phases[phase] = time.time()
+        try:
+            self._notes.reach(phase, state.phases[phase])
+        except OSError as exc:  # times are shown, nothing is built on them
+            log.warning("a phase could not be noted", extra={"phase": phase, "reason": str(exc)})
 
     def _read(self, path: Path, epoch: int) -> Outcome | None:
         try:

@@ -48,7 +48,7 @@ class Sidecar:
         self.run = Run(config.keys, open_store, writer=writer)
         self.notes = Notes(volume.notes)
         self.saves = Saves(volume, self.notes, self.run, self.metrics, config.threads)
-        self.ranks = Ranks(volume, config.pod_index, self._rank_gone)
+        self.ranks = Ranks(volume, self.notes, config.pod_index, self._rank_gone)
         self.plans = PlanWatch(config.plan_file, config.keys, self._on_plan)
         self.restores = Restores(volume, self.run, self.metrics, config.threads)
         self.evidence = Evidence(self.run, self.saves, self.metrics, writes=self.is_coordinator)
