@@ -144,7 +144,7 @@ class Applier:
                     said += await self._remove_run(allowed, subject)
                 elif isinstance(allowed, CreateJob):
                     said += await self._create_job(allowed, subject)
-                    self._faults.reached(AFTER_JOB_CREATE)
+                    await self._reached(AFTER_JOB_CREATE, subject)
                 else:
                     await self._one(allowed, subject)
             except Invalid as exc:
@@ -164,7 +164,7 @@ class Applier:
         match action:
             case WriteStatus(status):
                 await self.write_status(status, subject)
-                self._faults.reached(AFTER_STATUS_WRITE)
+                await self._reached(AFTER_STATUS_WRITE, subject)
             case DeletePods(pods, grace):
                 await self._pods.delete(pods, grace, subject.namespace)
             case DeleteObject():
@@ -185,6 +185,12 @@ class Applier:
                 await self._pods.publish(plan.model_copy(update={"order": order}), pods, subject.namespace)
             case NudgePods(pods, mark):
                 await self._pods.nudge(mark, pods, subject.namespace)
+
+    async def _reached(self, place: str, subject: Subject) -> None:
+        """Die here when a test or a drill's order says so."""
+        self._faults.reached(place)
+        if await self._gate.dies(subject.job, place):
+            self._faults.die(place)
 
     async def write_status(self, status: JobStatus, subject: Subject) -> Object:
         """Replace the status unless somebody wrote since `subject` was read (Conflict). The object as it is then."""
@@ -260,7 +266,7 @@ class Applier:
             async with self._fences.place(line_of(order.spec)):
                 fenced, plan = await self._fences.run(lambda: fence(self._stores, order))
         self._metrics.fence_seconds.observe(time.monotonic() - started)
-        self._faults.reached(AFTER_ATTEMPT_ENTRY)
+        await self._reached(AFTER_ATTEMPT_ENTRY, subject)
         if not fenced.reused:
             self._metrics.attempts.labels(plan.cause.value).inc()
         await self._pods.publish(plan, tuple((p.name, p.uid) for p in pods), subject.namespace)

@@ -4,6 +4,7 @@ Without the chart's `faultInjection.enabled` there is no key and nothing is ever
 placement, so that pods made later do not fire them again.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from pathlib import Path
 from rtj_operator.api import ResumableTrainingJob
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import Event
-from rtj_operator.kube import NAMESPACES, Forbidden, Kube
+from rtj_operator.kube import NAMESPACES, RTJ, Forbidden, Kube, Object
 from trainer_sidecar.contract.fault_order import (
     FAULT_ANNOTATION,
     FAULT_LABEL,
     FAULT_LABEL_VALUE,
+    FIRED_ANNOTATION,
+    OPERATOR_POINTS,
     FaultOrder,
     OrdersRefusedError,
     check,
@@ -54,9 +57,31 @@ class FaultGate:
             + (f", {o.seconds:g} s each" if o.seconds else "")
             for o in orders
         )
+        own = tuple(order for order in orders if order.point not in OPERATOR_POINTS)
         return Handed(
-            orders, (Event(EventReason.FAULTS_ARMED, f"Faults armed: {told}", "faults", warning=True),)
+            own, (Event(EventReason.FAULTS_ARMED, f"Faults armed: {told}", "faults", warning=True),)
         )
+
+    async def dies(self, job: ResumableTrainingJob, place: str) -> bool:
+        """Whether an order kills this operator at `place`; that it did is noted on the job before. Raises KubeError."""
+        text = job.metadata.annotations.get(FAULT_ANNOTATION)
+        if text is None or self._key is None:
+            return False
+        try:
+            orders = await self._checked(job, text)
+        except OrdersRefusedError:
+            return False  # said when the job was placed
+        wished = sum(order.times for order in orders if order.point == place)
+        if not wished:
+            return False
+        meta = job.metadata
+        fired = _fired(await self._kube.get(RTJ, meta.namespace, meta.name))
+        if fired.get(place, 0) >= wished:
+            return False
+        noted = json.dumps({**fired, place: fired.get(place, 0) + 1})
+        body = {"metadata": {"annotations": {FIRED_ANNOTATION: noted}}}
+        await self._kube.patch(RTJ, meta.namespace, meta.name, body, uid=meta.uid)
+        return True
 
     async def _checked(self, job: ResumableTrainingJob, text: str) -> tuple[FaultOrder, ...]:
         meta = job.metadata
@@ -75,6 +100,15 @@ class FaultGate:
                 f"namespace {meta.namespace} does not carry the label {FAULT_LABEL}={FAULT_LABEL_VALUE}"
             )
         return check(self._key, meta.namespace, meta.name, text, self._now())
+
+
+def _fired(raw: Object) -> dict[str, int]:
+    """How often each place has been fatal, as the job notes it; nothing for a note of somebody else."""
+    try:
+        found = json.loads((raw["metadata"].get("annotations") or {}).get(FIRED_ANNOTATION, "{}"))
+    except ValueError:
+        return {}
+    return {k: v for k, v in found.items() if isinstance(v, int)} if isinstance(found, dict) else {}
 
 
 def read_key(file: str) -> bytes | None:

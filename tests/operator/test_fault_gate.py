@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import Cluster
+from fake_cluster import Cluster, Died
 
 from rtj_operator.api import parse_job
 from rtj_operator.faultgate import FaultGate, Handed, read_key
@@ -107,6 +107,26 @@ def test_an_operator_that_may_not_read_the_namespace_places_the_job_without_faul
         cluster.step(operator)
     assert handed(cluster) == ()
     assert "may not read namespace ns" in told(cluster)["FaultsRefused"]
+
+
+def test_an_operator_dies_as_often_as_ordered_and_the_job_is_placed_once(tmp_path: Path) -> None:
+    orders = (FaultOrder(point="after-status-write", times=2), FaultOrder(point="after-job-create"))
+    cluster = Cluster(tmp_path)
+    cluster.kube.put(NAMESPACES, {"metadata": {"name": "ns", "labels": LABELS}})
+    job = cluster.kube.objects[(RTJ.plural, "ns", "sft")]
+    job["metadata"]["annotations"] = {
+        FAULT_ANNOTATION: sign(KEY, "ns", "sft", orders, int(time.time()) + 600)
+    }
+    deaths = []
+    for _ in range(8):
+        try:
+            cluster.step(cluster.operator(fault_key=KEY))
+        except Died as death:
+            deaths.append(str(death))
+    assert sorted(deaths) == ["after-job-create", "after-status-write", "after-status-write"]
+    assert handed(cluster) == ()
+    assert [name for verb, kind, name in cluster.kube.log if (verb, kind) == ("create", "jobs")] == ["sft-p1"]
+    assert cluster.status()["phase"] in ("Starting", "Pending", "Running")
 
 
 def test_a_key_that_could_be_guessed_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from trainer_sidecar.contract.base import Document
 
 FAULT_ANNOTATION = f"{API_GROUP}/fault-orders"
 """On a ResumableTrainingJob: a `SignedOrders`."""
+FIRED_ANNOTATION = f"{API_GROUP}/faults-fired"
+"""On the same object: how often each of the operator's points was fatal."""
 FAULT_LABEL = f"{API_GROUP}/fault-injection"
 FAULT_LABEL_VALUE = "enabled"
 """On the namespace: its owner agrees to faults in it."""
@@ -41,21 +43,23 @@ DeletePoint = Literal["before-delete", "after-delete"]
 """Around a batch of deletions of retention or a sweep."""
 StorePoint = Literal["store-read", "store-write"]
 """Any request of a sidecar that reads (get, head, list), or that writes (create, put)."""
+OperatorPoint = Literal["after-status-write", "after-job-create", "after-attempt-entry"]
+"""Around what the operator does for the job."""
 SAVE_POINTS: tuple[str, ...] = get_args(SavePoint)
 DELETE_POINTS: tuple[str, ...] = get_args(DeletePoint)
-STORE_POINTS: tuple[str, ...] = get_args(StorePoint)
+OPERATOR_POINTS: tuple[str, ...] = get_args(OperatorPoint)
 
 
 class FaultOrder(Document):
     """At the passings `after` + 1 to `after` + `times` of `point` in pod `pod`, the fault happens.
 
     A store point fails the request, or delays it by `seconds`; every other point kills the sidecar, or freezes its
-    whole process for `seconds`.
+    whole process for `seconds`. An operator's point kills the operator, whatever pod, `after` and `seconds` say.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    point: SavePoint | DeletePoint | StorePoint
+    point: SavePoint | DeletePoint | StorePoint | OperatorPoint
     pod: int = Field(default=0, ge=0, le=4095)
     after: int = Field(default=0, ge=0, le=1_000_000)
     times: int = Field(default=1, ge=1, le=1000)
