@@ -11,10 +11,10 @@ KEEP_LAST = 6
 
 
 def start(world: World, count: int, *, steps: int, interval: int, pace: float) -> list[Job]:
-    """Apply the jobs and wait until each has committed twice."""
+    """Apply the jobs and wait until each has committed."""
     jobs = [_start(world, f"chaos-{number}", steps, interval, pace) for number in range(1, count + 1)]
     for job in jobs:
-        job.wait_commit(beyond=interval, seconds=2 * START_SECONDS)
+        job.wait_commit(beyond=0, seconds=2 * START_SECONDS)
     return jobs
 
 

@@ -20,6 +20,8 @@ PATIENCE_SECONDS = 240.0
 """For a fault to find a target and to be proven: as long as a job may take to be back."""
 AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 2.0
+LEFT_STEPS, LINGER_SECONDS = 60, 5.0
+"""A job that comes so near its last step while faults still come makes its steps as slowly as that."""
 Say = Callable[[str], None]
 
 
@@ -33,9 +35,9 @@ class _Due:
 class Play:
     """One schedule over one scene. Times are seconds since `run`."""
 
-    def __init__(self, scene: Scene, journals: Journals, gpus: int, say: Say) -> None:
+    def __init__(self, scene: Scene, journals: Journals, gpus: int, last: int, say: Say) -> None:
         self.story = Story()
-        self._scene, self._journals, self._gpus, self._say = scene, journals, gpus, say
+        self._scene, self._journals, self._gpus, self._last, self._say = scene, journals, gpus, last, say
         self._throttle = objects.Throttle()
         self._due: list[_Due] = []
         self._numbers = itertools.count()
@@ -71,7 +73,12 @@ class Play:
             time.sleep(min(left, LOOK_SECONDS))
             for job in self._scene.jobs:
                 with suppress(*UNREACHABLE):
-                    self._journals.read_on(job.name)
+                    self._look(job)
+
+    def _look(self, job: Job) -> None:
+        good = self._journals.read_on(job.name).good
+        if good and self._last - good[-1].step < LEFT_STEPS:
+            job.pace(LINGER_SECONDS)
 
     def _fire(self, fault: Fault, deadline: float) -> None:
         try:

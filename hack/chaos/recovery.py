@@ -13,6 +13,8 @@ from trainer_sidecar.contract.journal import Attempt, Manifest
 
 UNTIL_A_COMMIT = (Kind.KILL_SIDECAR, Kind.THROTTLE_STORE, Kind.DELETE_LATEST)
 """Ranks train on meanwhile: it is over with the next commit. The others are over with the next step."""
+UNTIL_AN_ATTEMPT = (Kind.KILL_RANK, Kind.DELETE_POD, Kind.CORRUPT_SHARD)
+"""Over with the first step of an attempt that was fenced after them: what was hit may make another one."""
 
 
 def seconds(fired: Fired, evidence: Sequence[Evidence]) -> float | None:
@@ -22,7 +24,8 @@ def seconds(fired: Fired, evidence: Sequence[Evidence]) -> float | None:
     for each in evidence:
         if fired.hit.jobs and each.job not in fired.hit.jobs:
             continue
-        marks = _commits(each) if fired.fault.kind in UNTIL_A_COMMIT else _steps(each)
+        since = fired.hit.began if fired.fault.kind in UNTIL_AN_ATTEMPT else 0.0
+        marks = _commits(each) if fired.fault.kind in UNTIL_A_COMMIT else _steps(each, since)
         ends.append(min((mark for mark in marks if mark > fired.hit.proven), default=None))
     if not ends or None in ends:
         return None
@@ -43,14 +46,14 @@ def median_and_most(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.1f} / {max(values):.1f}" if values else "–"
 
 
-def _steps(evidence: Evidence) -> list[float]:
-    """When the first rank ended a step, of the steps that all ranks ended."""
-    worlds = {e.seq: e.topology.mesh.world_size for e in evidence.entries if isinstance(e, Attempt)}
+def _steps(evidence: Evidence, since: float) -> list[float]:
+    """When the first rank ended a step, of the steps that all ranks of an attempt fenced since then ended."""
+    attempts = [e for e in evidence.entries if isinstance(e, Attempt) and e.time > since]
     return [
         min(line.time for line in record.lines.values())
-        for epoch in evidence.ledgers.epochs
-        for record in evidence.ledgers.of_epoch(epoch)
-        if len(record.lines) == worlds.get(epoch)
+        for attempt in attempts
+        for record in evidence.ledgers.of_epoch(attempt.seq)
+        if len(record.lines) == attempt.topology.mesh.world_size
     ]
 
 

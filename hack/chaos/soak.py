@@ -79,7 +79,7 @@ def _disturb(scene: Scene, schedule: Schedule, size: Size, gpus: int, say: Say) 
     outcome, store = Outcome(schedule), _open(scene.world)
     try:
         journals = Journals(store, {job.name: scene.keys(job.name) for job in scene.jobs})
-        play = Play(scene, journals, gpus, say)
+        play = Play(scene, journals, gpus, size.steps, say)
         outcome.story = play.story
         play.run(schedule)
         say("all faults are over; the jobs hurry to their last step")

@@ -224,13 +224,15 @@ def rank_killed(began: float, proven: float) -> Fired:
     return Fired(Fault(1.0, Kind.KILL_RANK, 0), Hit("rank 0", began, proven, "gone", ("chaos-1",)))
 
 
-def test_a_fault_is_over_with_the_first_step_that_all_ranks_made_after_it_was_seen() -> None:
+def test_a_fault_is_over_with_the_next_commit_or_step_that_it_cannot_have_been_before() -> None:
     sidecar = Fired(Fault(2.0, Kind.KILL_SIDECAR, 0), Hit("sidecar", 46.0, 47.0, "gone", ("chaos-1",)))
     never = rank_killed(200.0, 201.0)
-    # Epoch 8 begins at 80, its first step ends at 81; the commit stands at 90.
-    assert by_kind([rank_killed(46.0, 47.0), sidecar, never], [GOOD]) == {
-        Kind.KILL_RANK: [35.0],
+    cut = Fired(Fault(3.0, Kind.CUT_NODE, 0), Hit("node1", 11.5, 14.5, "NotReady", ("chaos-1",)))
+    # Epoch 1 steps at 11, 12, ... 17. Epoch 8 begins at 80, its first step ends at 81; the commit stands at 90.
+    assert by_kind([rank_killed(11.5, 12.5), rank_killed(46.0, 47.0), sidecar, cut, never], [GOOD]) == {
+        Kind.KILL_RANK: [69.5, 35.0],
         Kind.KILL_SIDECAR: [44.0],
+        Kind.CUT_NODE: [3.5],
     }
 
 
