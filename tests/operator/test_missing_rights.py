@@ -394,9 +394,11 @@ IN_NAMESPACES = {
     (CORE, "events", "list"),
     ("events.k8s.io", "events", "create"),
     (CORE, "secrets", "get"),
+    (CORE, "namespaces", "get"),
 }
 """Each is used: watches are kopf's, `finalizers` is what `blockOwnerDeletion` in a Job's owner reference asks for.
-Of jobs, only the sandboxes of drills are created; drills by the schedules of jobs."""
+Of jobs, only the sandboxes of drills are created; drills by the schedules of jobs.
+Namespaces only with faultInjection.enabled."""
 OUTSIDE = {(CORE, "nodes", "get"), (CORE, "nodes", "list"), (CORE, "pods", "list")}
 
 
