@@ -11,7 +11,7 @@ from trainer_sidecar import __version__
 from trainer_sidecar.faultdrills.catalogue import Drill
 from trainer_sidecar.faultdrills.outcome import Campaign, DrillResult, Limits, Seen, Verdict, judge
 from trainer_sidecar.faultdrills.scratch import Scratch
-from trainer_sidecar.faultdrills.stage import DrillError, NotRunError, Stage
+from trainer_sidecar.faultdrills.stage import DrillError, NoOperatorError, NotRunError, Stage
 from trainer_sidecar.kube_commands.cluster import ClusterError
 from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.journal import JournalError
@@ -58,6 +58,9 @@ def one(drill: Drill, limits: Limits, scratch: Scratch, store: Store) -> DrillRe
         seen = drill.run(stage)
         reasons = judge(seen, limits)
         verdict = Verdict.FAILED if reasons else Verdict.PASSED
+    except NoOperatorError:
+        stage.close()
+        raise
     except NotRunError as exc:
         verdict, reasons = Verdict.NOT_RUN, [str(exc)]
     except (DrillError, ClusterError, StoreError, JournalError) as exc:

@@ -130,6 +130,7 @@ def control_run(stage: Stage) -> Seen:
     )
     stage.note(f"control run of {restored} ordered")
     status = stage.wait("end of the control run", partial(_drill_end, stage, name), 300)
+    stage.scratch.delete("resumedrills", name)
     checks = [
         Check(
             name="the control run on the fixed samples matches",

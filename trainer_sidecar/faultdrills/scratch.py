@@ -70,21 +70,25 @@ class Scratch:
         return made
 
     def delete_job(self, job: JsonObject) -> None:
-        """The job, its placements and pods, at once, and wait until they are gone: the next drill needs the room."""
+        """The job, its placements and pods, at once, and wait until they are gone: the next drill needs the room.
+
+        The grace of a pod cannot be shortened once it is being deleted, so the object goes first and alone.
+        """
         name = job["metadata"]["name"]
         labels = {"labelSelector": f"{API_GROUP}/job={name}"}
-        self.cluster.call(
-            "DELETE", f"{JOBS_ROOT}/namespaces/{self.name}/resumabletrainingjobs/{name}", missing=True
-        )
-        for kind in ("/apis/batch/v1/namespaces/{}/jobs", "/api/v1/namespaces/{}/pods"):
-            path = kind.format(self.name)
-            query = {**labels, "propagationPolicy": "Background", "gracePeriodSeconds": "1"}
-            self.cluster.call("DELETE", path, query)
+        pods, placements = f"{self.root}/pods", f"/apis/batch/v1/namespaces/{self.name}/jobs"
+        self.delete("resumabletrainingjobs", name, {"propagationPolicy": "Orphan"})
+        self.cluster.call("DELETE", pods, {**labels, "gracePeriodSeconds": "1"})
+        self.cluster.call("DELETE", placements, {**labels, "propagationPolicy": "Background"})
         deadline = time.monotonic() + _GONE_SECONDS
-        while (self.cluster.call("GET", f"{self.root}/pods", labels) or {}).get("items"):
+        while (self.cluster.call("GET", pods, labels) or {}).get("items"):
             if time.monotonic() > deadline:
                 raise ClusterError(f"pods of {name} did not go within {_GONE_SECONDS:.0f} s")
             time.sleep(0.5)
+
+    def delete(self, path: str, name: str, query: Mapping[str, str] | None = None) -> None:
+        """An object of the job's group, if it is there."""
+        self.cluster.call("DELETE", f"{JOBS_ROOT}/namespaces/{self.name}/{path}/{name}", query, missing=True)
 
     def document(
         self,

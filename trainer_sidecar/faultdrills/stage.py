@@ -27,6 +27,7 @@ from trainer_sidecar.store.journal import Journal
 
 DATASET = 1 << 16
 START_SECONDS = 300.0
+OPERATOR_SECONDS = 60.0
 POLL_SECONDS = 0.3
 ORDER_SECONDS = 1800
 FIRED = '"message": "fault fired"'
@@ -36,6 +37,10 @@ T = TypeVar("T")
 
 class NotRunError(Exception):
     """The drill cannot run here; the message says what it would take."""
+
+
+class NoOperatorError(ClusterError):
+    """Nobody looks at jobs of this namespace: no drill can run."""
 
 
 class DrillError(Exception):
@@ -85,6 +90,10 @@ class Stage:
         self._job = self.scratch.create("resumabletrainingjobs", body)
         self._trail = Trail(self.cluster, self._job)
         self.note("job created")
+        try:
+            self.wait("word of an operator", lambda: bool(self.status), OPERATOR_SECONDS)
+        except DrillError as exc:
+            raise NoOperatorError(f"no operator serves namespace {self.scratch.name}: {exc}") from exc
 
     def _signed(self, faults: tuple[FaultOrder, ...]) -> str:
         key = self.scratch.settings.fault_key

@@ -87,9 +87,16 @@ def _faults(args: argparse.Namespace) -> int:
     finally:
         store.close()
         if not args.keep:
-            scratch.remove()
+            _take_away(scratch)
     _write(done, args.to)
     return 0 if done.passed else 1
+
+
+def _take_away(scratch: Scratch) -> None:
+    try:
+        scratch.remove()
+    except ClusterError as exc:  # what went wrong before it matters more
+        tell(f"namespace {scratch.name} could not be taken away: {exc}")
 
 
 def _write(done: Campaign, to: Path) -> None:
