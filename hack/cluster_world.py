@@ -209,18 +209,18 @@ class World:
             },
         }
 
-    def diagnosis(self) -> str:
-        """What a user would look at: jobs, events, the operator's log and those of the pods."""
+    def diagnosis(self, lines: int = 40) -> str:
+        """What a user would look at: jobs, events, the last lines of the operator's log and of those of the pods."""
         looks = [
             ("-n", NAMESPACE, "get", "rtj,jobs,pods", "-o", "wide"),
             ("-n", NAMESPACE, "get", "events", "--sort-by=.metadata.creationTimestamp"),
-            ("-n", SYSTEM, "logs", f"deployment/{RELEASE}", "--tail=60"),
+            ("-n", SYSTEM, "logs", f"deployment/{RELEASE}", f"--tail={lines}"),
         ]
         looks += [("-n", NAMESPACE, "get", "rtj", job.name, "-o", "jsonpath={.status}") for job in self.jobs]
         pods = _output(self.cluster, "-n", NAMESPACE, "get", "pods", "-o", "name").split()
         for pod in pods:
             looks += [
-                ("-n", NAMESPACE, "logs", pod, "-c", c, "--tail=25") for c in ("trainer", "rtj-sidecar")
+                ("-n", NAMESPACE, "logs", pod, "-c", c, f"--tail={lines}") for c in ("trainer", "rtj-sidecar")
             ]
         return "\n".join(f"--- kubectl {' '.join(words)}\n{_output(self.cluster, *words)}" for words in looks)
 

@@ -26,6 +26,8 @@ from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.verify import BadCheckpointError
 
 CONTROL_SECONDS = 600
+LOG_LINES = 20_000
+"""Of each log that is kept after a failure."""
 
 
 @dataclass(frozen=True)
@@ -142,4 +144,4 @@ def keep(world: World, outcome: Outcome, folder: Path) -> None:
     for evidence in outcome.evidence:
         lines = [entry.model_dump_json(by_alias=True) for entry in evidence.entries]
         (folder / f"{evidence.job}-journal.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "cluster.txt").write_text(world.diagnosis())
+    (folder / "cluster.txt").write_text(world.diagnosis(LOG_LINES))
