@@ -29,6 +29,7 @@ class OperatorProcess:
             "0",
         ]
         environment = {**os.environ, **self._servers.credentials(), "PYTHONPATH": f"{ROOT}/operator:{ROOT}"}
+        environment["MALLOC_ARENA_MAX"] = "2"  # as in its image
         profile = os.environ.get("RTJ_BENCH_PROFILE")
         if profile:
             command[1:1] = ["-m", "cProfile", "-o", profile]

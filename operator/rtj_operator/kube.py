@@ -11,7 +11,8 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -342,4 +343,10 @@ async def connect(kubeconfig: str | None, *, timeout: float = 15.0) -> ApiServer
     else:
         await config.load_kube_config(config_file=kubeconfig, client_configuration=settings)
     settings.retries = None
+    server = urlsplit(settings.host)
+    if not settings.proxy and not proxy_bypass(server.hostname or ""):
+        settings.proxy = getproxies().get(server.scheme)
+    # "Trusting" the environment means its proxies, which stand above, and a ~/.netrc, which is not for API servers and
+    # would be read from disk for every request.
+    settings.client_session_kwargs = {"trust_env": False}
     return ApiServer(client.ApiClient(settings), timeout=timeout)

@@ -59,6 +59,20 @@ class Turns:
             self._owed += 1
 
 
+NEWS_AHEAD = 5.0
+"""Seconds by which something new is before a look that is due anyway: of jobs that train undisturbed hundreds may be
+due at once, and a failure does not wait for them. No more, so that a flood of news lets the others through."""
+
+
+@dataclass(frozen=True, order=True)
+class _Wait:
+    """`turn` is the order in which those that are due are taken."""
+
+    turn: float
+    due: float
+    key: Key
+
+
 class KeyQueue:
     """Keys that wait for a reconcile, each at most once; a key that is being worked on waits until it is done."""
 
@@ -66,60 +80,64 @@ class KeyQueue:
         self, clock: Callable[[], float], chance: Callable[[], float], backoff: Backoff | None = None
     ) -> None:
         self._clock, self._chance, self._backoff = clock, chance, backoff or Backoff()
-        self._due: dict[Key, float] = {}
-        self._heap: list[tuple[float, Key]] = []
+        self._waits: dict[Key, _Wait] = {}
+        self._heap: list[_Wait] = []
         self._working: set[Key] = set()
-        self._again: dict[Key, float] = {}
+        self._again: dict[Key, _Wait] = {}
         self._failures: dict[Key, int] = {}
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         """Keys that are due now and not being worked on."""
         now = self._clock()
-        return sum(due <= now for due in self._due.values())
+        return sum(wait.due <= now for wait in self._waits.values())
 
     @property
     def waiting(self) -> int:
         """Keys that wait, for their time or for a worker."""
-        return len(self._due)
+        return len(self._waits)
 
     def add(self, key: Key) -> None:
-        """Reconcile `key` as soon as a worker is free."""
+        """Reconcile `key` as soon as a worker is free: there is something new."""
         self.add_after(key, 0.0)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Reconcile `key` in `seconds` at the latest; an earlier time that is already set stays."""
         due = self._clock() + max(0.0, seconds)
-        waiting = self._again if key in self._working else self._due
-        if due >= waiting.get(key, float("inf")):
+        self._put(_Wait(due if seconds > 0 else due - NEWS_AHEAD, due, key))
+
+    def _put(self, wait: _Wait) -> None:
+        waiting = self._again if wait.key in self._working else self._waits
+        before = waiting.get(wait.key)
+        if before is not None and before <= wait:
             return
-        waiting[key] = due
-        if waiting is self._due:
-            heapq.heappush(self._heap, (due, key))
+        waiting[wait.key] = wait
+        if waiting is self._waits:
+            heapq.heappush(self._heap, wait)
             self._changed.set()
 
     def take(self) -> Key | None:
-        """The key that has been due longest, now being worked on; None when none is due."""
+        """The key whose turn it is, now being worked on; None when none is due."""
         now = self._clock()
-        while self._heap and self._heap[0][0] <= now:
-            due, key = heapq.heappop(self._heap)
-            if self._due.get(key) != due:
-                continue  # superseded by an earlier time
-            del self._due[key]
-            self._working.add(key)
-            return key
+        while self._heap and self._heap[0].turn <= now:
+            wait = heapq.heappop(self._heap)
+            if self._waits.get(wait.key) is not wait:
+                continue  # superseded by an earlier turn
+            del self._waits[wait.key]
+            self._working.add(wait.key)
+            return wait.key
         return None
 
     def next_due(self) -> float | None:
         """Seconds until the next key is due, 0 when one is; None when nothing waits."""
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._waits.get(self._heap[0].key) is not self._heap[0]:
             heapq.heappop(self._heap)
-        return max(0.0, self._heap[0][0] - self._clock()) if self._heap else None
+        return max(0.0, self._heap[0].turn - self._clock()) if self._heap else None
 
     def age(self) -> float:
         """Seconds that the longest overdue key has waited for a worker: the health of the workers."""
         now = self._clock()
-        return max((now - due for due in self._due.values()), default=0.0) if self._due else 0.0
+        return max(0.0, max((now - wait.due for wait in self._waits.values()), default=0.0))
 
     async def get(self) -> Key:
         """Wait for a due key and take it."""
@@ -150,6 +168,6 @@ class KeyQueue:
         self._working.discard(key)
         again = self._again.pop(key, None)
         if again is not None:
-            self.add_after(key, again - self._clock())
+            self._put(again)
         if after is not None:
             self.add_after(key, after)

@@ -18,6 +18,7 @@ from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import MOST_AWAY
 from rtj_operator.decide.view import POLL_SECONDS
 from rtj_operator.drills.loop import DrillLoop
+from rtj_operator.handover import Handover
 from rtj_operator.kube import Kube, KubeError, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Graves
@@ -58,11 +59,11 @@ class Runtime:
     """When it was last tried to."""
     _worked: float = field(default_factory=time.monotonic)
     """When a worker last was done with a job, one way or another."""
-    _loop: asyncio.AbstractEventLoop | None = None
+    _heard: Handover = field(default_factory=Handover)
 
     async def run(self) -> None:
         """Work until cancelled."""
-        self._loop = asyncio.get_running_loop()
+        self._heard.open()
         self._read = self._tried = self._worked = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in range(
@@ -75,7 +76,7 @@ class Runtime:
 
     def job_changed(self, kind: str, job: Object) -> None:
         """A watch event of a job, from any thread."""
-        self._changed((job["metadata"]["namespace"], job["metadata"]["name"]), job)
+        self._heard.call(self._look_again, (job["metadata"]["namespace"], job["metadata"]["name"]), job)
         if self.drills is not None:
             self.drills.job_changed(kind, job)
         log.debug("event %s of job %s", kind, job["metadata"]["name"])
@@ -86,9 +87,9 @@ class Runtime:
         name = (meta.get("labels") or {}).get(LABEL_JOB)
         if name is None:
             return
-        if kind == "DELETED" and "nodeName" in owned.get("spec", {}) and self._loop is not None:
-            self._loop.call_soon_threadsafe(self.graves.bury, owned)
-        self._changed((meta["namespace"], name), owned)
+        if kind == "DELETED" and "nodeName" in owned.get("spec", {}):
+            self._heard.call(self.graves.bury, owned)
+        self._heard.call(self._look_again, (meta["namespace"], name), owned)
 
     def health(self) -> tuple[bool, str]:
         """Whether resync and workers go on, and a sentence: what a new process would do better.
@@ -97,7 +98,7 @@ class Runtime:
         """
         if self.standby:
             return True, "standing by: another replica leads"
-        if self._loop is None:
+        if not self._heard.is_open:
             return True, "waiting until ResumableTrainingJobs can be listed"
         now = time.monotonic()
         tried, stuck = now - self._tried, min(self.queue.age(), now - self._worked)
@@ -111,7 +112,7 @@ class Runtime:
         """Whether jobs are looked after now: the API server answers, and workers keep up. A replica that stands by is
         ready to."""
         alive, text = self.health()
-        if self.standby or self._loop is None or not alive:
+        if self.standby or not self._heard.is_open or not alive:
             return self.standby, text
         age = self.queue.age()
         fine = self.unread_seconds < STALE_RESYNC_SECONDS and age < STUCK_QUEUE_SECONDS
@@ -124,10 +125,6 @@ class Runtime:
     def unread_seconds(self) -> float:
         """Seconds since all jobs were last read, or since the start; 0 on a replica that stands by."""
         return 0.0 if self.standby else time.monotonic() - self._read
-
-    def _changed(self, key: Key, body: Object) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._look_again, key, body)
 
     def _look_again(self, key: Key, body: Object) -> None:
         memory = self.reconciler.memory

@@ -20,6 +20,11 @@ from rtj_operator.kube import DRILLS, JOBS, PODS, RTJ, Object
 log = logging.getLogger(__name__)
 Handler = Callable[[str, Object], None]
 """Called in kopf's thread with the event type (ADDED, MODIFIED, DELETED, or "" while listing) and the object."""
+LISTED_AT_ONCE = 100
+"""Objects in one answer when a watch begins."""
+IDLE_SECONDS = 0.1
+"""kopf has a task for each object of which it heard lately, and that holds the last body: with kopf's 5 s, a start
+among thousands of pods has all of their bodies in memory at once."""
 
 
 class EndlessBackoffs:
@@ -110,10 +115,27 @@ class Supervisor:
         return registry
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """No essence of an object is kept or compared: only raw events are wanted, and kopf would copy every body twice to
+    find out what changed for handlers that there are none of."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence({})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def _settings(label_selector: str) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NoDiffs()
+    settings.watching.chunk_size = LISTED_AT_ONCE
+    settings.queueing.idle_timeout = IDLE_SECONDS
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10

@@ -86,7 +86,7 @@ def test_the_status_of_a_drill_is_the_operator_s_own_word_and_no_news() -> None:
     drill: Object = {"metadata": meta, "spec": {"jobName": "sft"}}
 
     async def looked_for(kind: str, body: Object) -> bool:
-        loop._loop = asyncio.get_running_loop()
+        loop._heard.open()
         loop.drill_changed(kind, body)
         await asyncio.sleep(0)
         key = queue.take()

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from fake_kube import FakeKube
 
+from rtj_operator.handover import Handover
 from rtj_operator.kube import Unavailable
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.observe import Graves
@@ -51,7 +52,7 @@ class Process:
 
     def start(self) -> Runtime:
         runtime = Runtime(self.kube, Reconciles(), Graves(), OperatorMetrics())  # type: ignore[arg-type]
-        runtime._loop = asyncio.get_running_loop()
+        runtime._heard.open()
         runtime._read = runtime._tried = runtime._worked = self.now
         return runtime
 
@@ -118,7 +119,7 @@ def test_before_the_resource_can_be_listed_it_is_alive_and_not_ready_and_standin
 ) -> None:
     async def early() -> None:
         runtime = process.start()
-        runtime._loop = None
+        runtime._heard = Handover()
         process.now += 7200
         assert (runtime.health()[0], runtime.readiness()[0]) == (True, False)
         runtime.standby = True

@@ -58,15 +58,15 @@ def test_what_was_verified_and_is_quarantined_since_does_not_stay_the_proven_poi
 
 
 def test_without_a_commit_everything_since_the_first_attempt_is_at_risk() -> None:
-    young = settled(settled(running()).later(61).stepping(12))
+    young = settled(settled(running()).later(71).stepping(12))
     scraped = Scraped(young, later=300)
     assert scraped("rtj_recovery_point_steps", point="committed") == 12
     assert scraped("rtj_recovery_point_samples", point="verified") == 96
     assert scraped("rtj_recovery_point_seconds", point="committed") == 300
     point = young.status.recovery_point
     assert point is not None
-    assert point.committed == point.verified == Distance(steps=12, samples=96, seconds=61)
-    assert point.summary == "12 steps/61s"
+    assert point.committed == point.verified == Distance(steps=12, samples=96, seconds=71)
+    assert point.summary == "12 steps/71s"
 
 
 def test_a_schedule_of_drills_is_shown_in_seconds() -> None:

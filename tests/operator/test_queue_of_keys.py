@@ -51,6 +51,24 @@ def test_the_longest_waiting_key_comes_first(queue: KeyQueue, clock: Clock) -> N
     assert [queue.take(), queue.take()] == [B, A]
 
 
+def test_news_are_before_looks_that_are_due_anyway_but_not_before_those_that_wait_for_long(
+    queue: KeyQueue, clock: Clock
+) -> None:
+    queue.add_after(A, 1)
+    clock.now += 1 + 4
+    queue.add(B)
+    assert [queue.take(), queue.take()] == [B, A], (
+        "a failure does not wait for a hundred looks at healthy jobs"
+    )
+    for key in (A, B):
+        queue.done(key)
+    queue.add_after(A, 1)
+    clock.now += 1 + 6
+    queue.add(B)
+    assert queue.age() == 6, "news do not look old"
+    assert [queue.take(), queue.take()] == [A, B], "a flood of news holds nobody up for ever"
+
+
 def test_an_earlier_time_wins_over_a_later_one(queue: KeyQueue, clock: Clock) -> None:
     queue.add_after(A, 60)
     queue.add_after(A, 5)

@@ -8,12 +8,15 @@ import ipaddress
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import Loader
 from urllib3.exceptions import HTTPError
 
 from trainer_sidecar.store.base import (
@@ -37,6 +40,21 @@ ENV_ADDRESSING = "RTJ_STORE_ADDRESSING"
 """`path` (default with an endpoint), `virtual` or `auto`."""
 _READ_TRIES = 4
 _DELETE_BATCH = 1000
+
+
+class _Models(Loader):
+    """The SDK's description of S3, read once for all sessions: 12 MB, of which every session would keep its own."""
+
+    @property
+    def search_paths(self) -> list[str]:
+        """A copy: boto3 adds a folder to it with each session."""
+        return list(super().search_paths)
+
+
+@cache
+def _models() -> _Models:
+    folders = botocore.session.get_session().get_config_variable("data_path")
+    return _Models(str(folders).split(os.pathsep) if folders else None)
 
 
 class S3Store:
@@ -64,7 +82,10 @@ class S3Store:
         """
         _require_tls(endpoint, f"s3://{bucket}")
         keys = credentials or {}
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _models())
         session = boto3.session.Session(
+            botocore_session=core,
             aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
             aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
             aws_session_token=keys.get("AWS_SESSION_TOKEN"),

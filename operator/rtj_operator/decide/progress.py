@@ -30,7 +30,8 @@ from rtj_operator.text import count, lasting, printable
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.status import CommittedStatus, PhaseTimes, SidecarStatus, TrainerState
 
-PROGRESS_SECONDS = 60.0
+PROGRESS_SECONDS = 70.0
+"""Between two writes of nothing but progress: with the sweeps at most one request a minute for each job."""
 _DAY = 86400.0
 TIGHT = 1.5
 """A grace period below so many times the last save is too short: its step must end first, and stores have bad days."""

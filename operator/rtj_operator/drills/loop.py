@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rtj_operator.api.names import LABEL_DRILL_OF
 from rtj_operator.apply import FENCES
 from rtj_operator.drills.reconcile import DrillReconciler
+from rtj_operator.handover import Handover
 from rtj_operator.kube import DRILLS, Kube, KubeError, NotFound, Object
 from rtj_operator.queue import Key, KeyQueue, Turns
 from rtj_operator.reconcile import TryLater
@@ -35,11 +36,11 @@ class DrillLoop:
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
     _seen: dict[tuple[str, ...], tuple[object, ...]] = field(default_factory=dict)
     """Of drills what was asked, and of jobs with a schedule what that looks at: nothing else of them is news."""
-    _loop: asyncio.AbstractEventLoop | None = None
+    _heard: Handover = field(default_factory=Handover)
 
     async def run(self) -> None:
         """Work until cancelled."""
-        self._loop = asyncio.get_running_loop()
+        self._heard.open()
         async with asyncio.TaskGroup() as tasks:
             for number in range(
                 self.turns.count + FENCES.jobs
@@ -54,25 +55,21 @@ class DrillLoop:
         if name:
             key, asked = (meta["namespace"], str(name)), (meta.get("uid"), meta.get("deletionTimestamp"))
             about = (*key, meta.get("name", ""))
-            self._later(self._look_if_new, key, about, asked if kind != "DELETED" else None)
+            self._heard.call(self._look_if_new, key, about, asked if kind != "DELETED" else None)
 
     def job_changed(self, kind: str, job: Object) -> None:
         """A watch event of a job, from any thread: only sandboxes, and jobs with a schedule, are news."""
         meta = job["metadata"]
         drilled = (meta.get("labels") or {}).get(LABEL_DRILL_OF)
         if drilled:
-            self._later(self.queue.add, (meta["namespace"], drilled))
+            self._heard.call(self.queue.add, (meta["namespace"], drilled))
         elif kind == "DELETED":
-            self._later(self._seen.pop, (meta["namespace"], meta["name"]), None)
+            self._heard.call(self._seen.pop, (meta["namespace"], meta["name"]), None)
         elif (job.get("spec") or {}).get("drill"):
             newest = ((job.get("status") or {}).get("lastCommitted") or {}).get("sequence")
             seen = (meta["uid"], meta.get("generation"), newest)
             key = (meta["namespace"], meta["name"])
-            self._later(self._look_if_new, key, key, seen)
-
-    def _later(self, act: Callable[..., object], *values: object) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(act, *values)
+            self._heard.call(self._look_if_new, key, key, seen)
 
     def _look_if_new(self, key: Key, about: tuple[str, ...], seen: tuple[object, ...] | None) -> None:
         """`seen`: None when it is gone."""
