@@ -133,8 +133,7 @@ class Rank:
         """A save on one rank, from the step's end to the commit, with nothing beside it."""
         own, sidecar = time.process_time(), processes.cpu_seconds(self.sidecar)
         save, began, blocking = self.begin_save()
-        assert save.thread is not None
-        save.thread.join()
+        save.over.wait()
         end, cpu = time.monotonic(), processes.cpu_seconds(self.sidecar) - sidecar + time.process_time() - own
         if save.code != Code.COMMITTED:
             raise RuntimeError(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sidecar.train.bucket_order import BucketOrder
-from trainer_sidecar.train.capture import parameter_names
+from trainer_sidecar.train.model_names import parameter_names
 
 
 @pytest.fixture(autouse=True, scope="module")

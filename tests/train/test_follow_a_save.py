@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +33,10 @@ class Sidecar:
         self.given_up.append(request)
 
 
-def follow(sidecar: Sidecar, timeout: float) -> InFlight:
+def follow(sidecar: Sidecar, timeout: float, held: Callable[[], bool] = lambda: False) -> InFlight:
     policy = SimpleNamespace(save_timeout_seconds=timeout)
     of: Any = Saves.__new__(Saves)
+    of._stager = SimpleNamespace(held=held)
     of._env = SimpleNamespace(rank=0, client=sidecar, plan=SimpleNamespace(checkpoint=policy))
     save = InFlight("a" * 64, "000000000003-0000000001-aaaaaaaa", 3)
     of._follow(save)
@@ -43,7 +45,7 @@ def follow(sidecar: Sidecar, timeout: float) -> InFlight:
 
 @pytest.fixture(autouse=True)
 def ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saves, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(saves, "_LOOK_SECONDS", (0.005, 0.01))
 
 
 def test_a_save_that_the_sidecar_does_not_know_for_its_time_out_has_failed_and_is_given_up() -> None:
@@ -58,3 +60,12 @@ def test_a_save_in_flight_is_waited_for_beyond_its_time_out() -> None:
     sidecar = Sidecar(*[UNKNOWN, IN_FLIGHT] * 30, COMMITTED)
     assert follow(sidecar, 0.1).code is Code.COMMITTED
     assert sidecar.given_up == []
+
+
+def test_the_sidecar_is_not_asked_while_it_holds_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question costs both sides as much as a hundred looks at the buffer, and there would be dozens per save."""
+    monkeypatch.setattr(saves, "_ASK_SECONDS", 60.0)
+    looks = iter([True] * 50)
+    sidecar = Sidecar(IN_FLIGHT, COMMITTED, patience=60)
+    assert follow(sidecar, 60, lambda: next(looks, False)).code is Code.COMMITTED
+    assert next(looks, None) is None, "it asked before the buffer was free"

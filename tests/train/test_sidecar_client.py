@@ -95,3 +95,67 @@ def test_a_sidecar_that_is_gone_is_an_error_with_its_path(tmp_path: Path) -> Non
     client = SidecarClient(str(tmp_path / "none.sock"), HELLO, reconnect_seconds=0.1)
     with pytest.raises(SidecarLost, match=r"rank 2 cannot reach the sidecar at .*none\.sock"):
         client.tell(m.CloseRestore(rank=0))
+
+
+def test_what_is_posted_is_answered_to_the_next_request(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    """Progress is told within a step: training does not wait for the sidecar's reply to it."""
+    answered = threading.Event()
+
+    def answer(request: m.Request) -> m.Reply:
+        if isinstance(request, m.CloseRestore):
+            answered.wait(30)
+            return m.Done()
+        return m.Fetched(bytes_from_store=7)
+
+    listener, client = listen(answer)
+    assert client.post(m.CloseRestore(rank=0))
+    answered.set()
+    assert client.ask(m.Fetch(file=0, ranges=[(0, 5)]), m.Fetched).bytes_from_store == 7
+    assert listener.seen == ["Hello", "CloseRestore", "Fetch"]
+
+
+def test_a_refusal_of_what_was_posted_is_raised_by_the_next_post(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    replies: Iterator[m.Reply | None] = iter(
+        [m.Failure(error="Fenced", message="newer"), m.Fetched(bytes_from_store=7), m.Done()]
+    )
+    _, client = listen(lambda _: next(replies))
+    client.post(m.CloseRestore(rank=0))
+    assert client.ask(m.Fetch(file=0, ranges=[(0, 5)]), m.Fetched).bytes_from_store == 7
+    with pytest.raises(Fenced, match="newer"):
+        client.post(m.CloseRestore(rank=0))
+
+
+def test_what_is_posted_finds_a_sidecar_that_restarted(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    """The rank says hello again, or the new sidecar would take it for dead."""
+    answers: Iterator[m.Reply | None] = iter([None, m.Done(), m.Done()])
+    listener, client = listen(lambda _: next(answers))
+    assert client.post(m.CloseRestore(rank=0))
+    assert client.post(m.CloseRestore(rank=0))
+    client.tell(m.CloseRestore(rank=0))
+    assert listener.seen == ["Hello", "CloseRestore", "Hello", "CloseRestore", "CloseRestore"]
+
+
+def test_nothing_is_posted_while_another_thread_waits_for_its_reply(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(_: m.Request) -> m.Reply:
+        asked.set()
+        answer.wait(30)
+        return m.Fetched(bytes_from_store=7)
+
+    listener, client = listen(slow)
+    asking = threading.Thread(target=client.ask, args=(m.Fetch(file=0, ranges=[]), m.Fetched))
+    asking.start()
+    assert asked.wait(30)
+    assert not client.post(m.CloseRestore(rank=0))
+    answer.set()
+    asking.join()
+    assert listener.seen == ["Hello", "Fetch"]

@@ -194,9 +194,8 @@ def test_an_error_of_the_background_is_raised_where_training_can_see_it(
     def each(session: Session) -> bool:
         save = session._saves.in_flight
         if save is not None:
-            assert save.thread is not None
             reached.set()
-            save.thread.join()
+            save.over.wait()
         seen.append(session.step)
         return at_close and session.step == 2
 

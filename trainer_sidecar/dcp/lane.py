@@ -137,11 +137,10 @@ class Lane:
     def outcome(self) -> None:
         """Wait for the save in flight, if any. Raises SaveFailed, Fenced, SaveInFlight after its time-out."""
         save = self._saves.in_flight
-        if save is None or save.thread is None:
+        if save is None:
             return
         patience = self.env.plan.checkpoint.save_timeout_seconds
-        save.thread.join(max(0.0, patience - (time.monotonic() - save.began)))
-        if save.thread.is_alive():
+        if not save.over.wait(max(0.0, patience - (time.monotonic() - save.began))):
             raise SaveInFlight(
                 f"the save of step {save.step} has not ended within {patience:g} s, checkpoint.saveTimeoutSeconds: it "
                 "goes on and may still be committed; see the sidecar's log and the store"

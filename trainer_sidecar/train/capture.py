@@ -8,10 +8,8 @@ torch's get/set_optimizer_state_dict (datapath T14). Tensors are `model/<name>`,
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,22 +21,27 @@ from torch.distributed.tensor import DTensor
 from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.bucket_order import BucketOrder
 from trainer_sidecar.train.extra_state import below, flatten
+from trainer_sidecar.train.known import Known, of_modules, of_optimizer
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
+from trainer_sidecar.train.model_names import (
+    aliases,
+    came_late,
+    foreign,
+    parameter_names,
+    plain,
+    refuse_late,
+    unwrap,
+)
 from trainer_sidecar.train.module_state import module_states
 from trainer_sidecar.train.ownership import Entry
 from trainer_sidecar.train.places import Places
 from trainer_sidecar.train.rank_0 import OfRank0
 from trainer_sidecar.train.stage import Stage
 
-_AFTERWARDS = (
-    "after session.close(), which the end of the with block calls, too (merge_and_unload of adapters)"
-)
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-
 
 @dataclass
 class Piece:
-    """One global tensor and this rank's part of it, `local` (detached; shares storage with the live `tensor`)."""
+    """One global tensor and this rank's part of it, `local`: the live `tensor` or, when that is sharded, its shard."""
 
     entry: Entry
     local: torch.Tensor
@@ -69,6 +72,30 @@ class Captured:
     @property
     def entries(self) -> tuple[Entry, ...]:
         return tuple(piece.entry for piece in self.pieces)
+
+
+@dataclass
+class _Parameters:
+    """What a walk over the model has found; `modules`: those with buffers, `sharding`: those of FSDP2."""
+
+    known: Known
+    pieces: list[Piece]
+    trainable: list[str]
+    modules: list[tuple[str, nn.Module]]
+    sharding: list[FSDPModule]
+
+
+@dataclass
+class _Moments:
+    """What a walk over an optimizer has found; its documents, as far as tensors alone decide them. Where moments
+    belong to single ranks, `known` is None: it is walked every time."""
+
+    known: Known | None
+    pieces: list[Piece]
+    names: list[list[str]] | None = None
+    """Of each group's parameters, sorted."""
+    slots: dict[str, Any] | None = None
+    zero: int | None = None
 
 
 class State:
@@ -104,6 +131,8 @@ class State:
         """Those of `extra` that a forward pass may change."""
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
+        self._walked: _Parameters | None = None
+        self._moved: dict[int, _Moments] = {}
         self._tied = aliases(self.model, self.stage)
         self._optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for i, optimizer in enumerate(optimizers):
@@ -111,27 +140,22 @@ class State:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if id(p) not in self.names:
-                        raise ValueError(self._foreign(i, optimizer, p))
+                        raise ValueError(foreign(self.model, self.names, i, optimizer, p))
 
     def capture(self, *, documents: bool = True) -> Captured:
         """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
-        found = Captured()
-        self.reshard()
-        self._refuse_late()
+        model = self._parameters()
+        found = Captured(list(model.pieces))
         if documents:
             found.aliases, found.gradient_buckets = self._tied, self.buckets.names()
-        for name, tensor in self.model_tensors():
-            parameter = isinstance(tensor, nn.Parameter)
-            if documents and parameter and tensor.requires_grad:
-                found.trainable.append(name)
-            piece = self.piece(f"model/{name}", tensor, first=self.wrapped and not parameter)
-            still = parameter and not tensor.requires_grad and id(tensor) not in self._optimized
-            piece.frozen = still and piece.entry.name not in self.places.shared
-            found.pieces.append(piece)
+            found.trainable = list(model.trainable)
+        for name, buffer in _buffers(model.modules):
+            found.pieces.append(self.piece(f"model/{self.stage.name(name)}", buffer, first=self.wrapped))
         for i, optimizer in enumerate(self.optimizers):
-            self._moments(i, optimizer, found.pieces)
+            moments = self._moments(i, optimizer)
+            found.pieces += moments.pieces
             if documents:
-                found.optimizers.append(self._optimizer(i, optimizer))
+                found.optimizers.append(self._optimizer(i, optimizer, moments))
         if any(map(zero.is_partitioned, self.optimizers)):
             found.moments = [self._slots(i, o) for i, o in enumerate(self.optimizers)]
         for key, obj in self.extra.items():
@@ -140,56 +164,31 @@ class State:
                 found.of_rank_0.add(key)
         return found
 
-    def _foreign(self, i: int, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-        """Why an optimizer may have a parameter that the model has not, and what to do."""
-        known = list(self.model.parameters())
-        tied = self._tied_late(optimizer, parameter)
-        why = (
-            "it was replaced since, or is another model's: build the optimizer last, from model.parameters()"
-        )
-        if any(isinstance(p, DTensor) for p in known) and not isinstance(parameter, DTensor):
-            why = "build the optimizer after fully_shard, from model.parameters()"
-        elif tied:
-            why = f"{' and '.join(tied)} were tied after the optimizer was built: tie weights before that"
-        return (
-            f"optimizer {i} has a parameter of shape {tuple(parameter.shape)} that is not in the model: {why}"
-        )
+    def _parameters(self) -> _Parameters:
+        """Pieces of all parameters: those of the capture before, when another walk would find the same."""
+        found = self._walked
+        for module in found.sharding if found else ():
+            module.reshard()
+        if found is None or not found.known.holds():
+            self.reshard()
+            refuse_late(self.model, self.stage, self._tied, self.names)
+            found = self._walked = self._walk()
+        _refresh(found.pieces)
+        return found
 
-    def _tied_late(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[str]:
-        """Names of the tie that has put `parameter` out of the model, where ties explain all foreign ones."""
-        tied = _tied(_named(self.model))
-        gone: collections.Counter[torch.Size] = collections.Counter()
-        for kept, names in tied:
-            gone[kept.shape] += len(names) - 1
-        mine = [p for group in optimizer.param_groups for p in group["params"]]
-        foreign = collections.Counter(p.shape for p in mine if id(p) not in self.names)
-        if not foreign <= gone:
-            return []
-        return next(names for kept, names in tied if kept.shape == parameter.shape)
-
-    def _refuse_late(self) -> None:
-        """Raises ValueError for a model that was changed since the session began: it would save and not resume."""
-        named = _named(self.model)
-        tied = [[self.stage.name(name) for name in names] for _, names in _tied(named)]
-        if tied != self._tied:
-            late = [names for names in tied if names not in self._tied]
-            what = (
-                f"{' and '.join(late[0])} were tied" if late else f"{' and '.join(self._tied[0])} were untied"
-            )
-            raise ValueError(
-                f"{what} after the session had begun, so that no resume would find the model as it was saved: do that "
-                f"before the optimizer is built and before Session.from_env, in every attempt, or {_AFTERWARDS}"
-            )
-        now = {self.stage.name(names[0]): p for p, names in named.values()}
-        before = set(self.names.values())
-        for name, parameter in now.items():
-            if name not in before:
-                raise ValueError(_came_late(f"parameter {name}", parameter))
-        if gone := sorted(before - now.keys()):
-            raise ValueError(
-                f"parameter {gone[0]} was taken out of the model after the session had begun, so that no resume would "
-                f"fit what is saved: do that before Session.from_env, in every attempt, or {_AFTERWARDS}"
-            )
+    def _walk(self) -> _Parameters:
+        pieces, trainable = [], []
+        for name, parameter in self._named_parameters():
+            piece = self.piece(f"model/{name}", parameter)
+            still = not parameter.requires_grad and id(parameter) not in self._optimized
+            piece.frozen = still and piece.entry.name not in self.places.shared
+            pieces.append(piece)
+            if parameter.requires_grad:
+                trainable.append(name)
+        known = Known([p.tensor for p in pieces], of_modules(self.model))
+        modules = [(prefix, module) for prefix, module in self.model.named_modules()]
+        sharding = [module for _, module in modules if isinstance(module, FSDPModule)]
+        return _Parameters(known, pieces, trainable, [m for m in modules if m[1]._buffers], sharding)
 
     def put_extra(self, captured: Captured, key: str, state: Any) -> None:
         """Let `captured` hold `state` of an extra object instead of what it is now."""
@@ -206,17 +205,20 @@ class State:
 
     def model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters (tied ones once) and persistent buffers by plain name."""
+        yield from self._named_parameters()
+        for name, buffer in _buffers(self.model.named_modules()):
+            yield self.stage.name(name), buffer
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.model.named_parameters():
             yield self.stage.name(plain(name)), parameter
-        for prefix, module in self.model.named_modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and name not in module._non_persistent_buffers_set:
-                    yield self.stage.name(plain(f"{prefix}.{name}" if prefix else name)), buffer
 
     def share(self, shared: Mapping[str, tuple[int, ...]]) -> None:
         """Names of the model and of extra objects that several pipeline stages have, with those stages."""
         self.places.shared = dict(shared)
         self._entries.clear()
+        self._walked = None
+        self._moved.clear()
 
     def piece(
         self, name: str, tensor: torch.Tensor, first: bool = False, like: str = "", owner: int | None = None
@@ -233,7 +235,7 @@ class State:
             layout = self.layout(like or name, tensor) if owner is None else self.places.alone(owner)
             known = key, self._entry(name, tensor, first, layout)
             self._entries[name] = known
-        return Piece(known[1], local.detach(), tensor)
+        return Piece(known[1], local, tensor)
 
     def _entry(self, name: str, tensor: torch.Tensor, first: bool, layout: Layout) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -249,7 +251,7 @@ class State:
         """Raises ValueError for one that came after the session had begun: no checkpoint would know of it."""
         name = self.names.get(id(parameter))
         if name is None:
-            raise ValueError(_came_late("a parameter", parameter))
+            raise ValueError(came_late("a parameter", parameter))
         return name
 
     def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
@@ -260,7 +262,16 @@ class State:
                 if parameter in known:
                     yield self._name(parameter), parameter, known[parameter]
 
-    def _moments(self, i: int, optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
+    def _moments(self, i: int, optimizer: torch.optim.Optimizer) -> _Moments:
+        """Pieces of an optimizer's state: those of the capture before, when another walk would find the same."""
+        found = self._moved.get(i)
+        if found is None or found.known is None or not found.known.holds():
+            found = self._moved[i] = self._walk_moments(i, optimizer)
+        _refresh(found.pieces)
+        return found
+
+    def _walk_moments(self, i: int, optimizer: torch.optim.Optimizer) -> _Moments:
+        pieces, whole = [], True
         for name, parameter, values in self._states(optimizer):
             for key, value in values.items():
                 if isinstance(value, torch.Tensor):
@@ -268,14 +279,22 @@ class State:
                     _refuse_per_rank(path, parameter, value)
                     owner = zero.owner_of(optimizer, parameter)
                     pieces.append(self.piece(path, value, like=f"model/{name}", owner=owner))
+                else:
+                    whole = False
+        if zero.is_partitioned(optimizer):
+            return _Moments(None, pieces)
+        names = [sorted(self._name(p) for p in group["params"]) for group in optimizer.param_groups]
+        slots = self._slots(i, optimizer) if whole else None
+        known = Known([p.tensor for p in pieces], of_optimizer(optimizer))
+        return _Moments(known, pieces, names, slots, zero.stage_of(optimizer))
 
-    def _optimizer(self, i: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def _optimizer(self, i: int, optimizer: torch.optim.Optimizer, known: _Moments) -> dict[str, Any]:
         """What the optimizer is, how its parameters are grouped, and how to make its state again."""
         return {
             "class": zero.class_of(optimizer),
-            "zero": zero.stage_of(optimizer),
-            "groups": self.groups(optimizer),
-            "state": self._slots(i, optimizer),
+            "zero": zero.stage_of(optimizer) if known.zero is None else known.zero,
+            "groups": self.groups(optimizer, known.names),
+            "state": known.slots or self._slots(i, optimizer),
         }
 
     def _slots(self, i: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -290,18 +309,20 @@ class State:
             }
         return state
 
-    def groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """Every field of every group; a group's identity is its sorted parameter names."""
+    def groups(
+        self, optimizer: torch.optim.Optimizer, names: list[list[str]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Every field of every group; a group's identity is its sorted parameter names (`names`: known already)."""
         return [
             {
-                "params": sorted(self._name(p) for p in group["params"]),
+                "params": names[number] if names else sorted(self._name(p) for p in group["params"]),
                 "fields": {
                     key: tagged.encode(value, f"param group field {key}")
                     for key, value in group.items()
                     if key not in ("params", "param_names")
                 },
             }
-            for group in optimizer.param_groups
+            for number, group in enumerate(optimizer.param_groups)
         ]
 
     def _extra(self, key: str, state: Any, pieces: list[Piece]) -> Any:
@@ -310,11 +331,19 @@ class State:
         return flatten(state, below("extra", key), lambda path, t: pieces.append(self.piece(path, t, first)))
 
 
-def _came_late(what: str, parameter: torch.Tensor) -> str:
-    return (
-        f"{what} of shape {tuple(parameter.shape)} was not in the model when the session began: add layers and "
-        f"parameter groups before Session.from_env, in every attempt, or {_AFTERWARDS}"
-    )
+def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Persistent buffers of (prefix, module) pairs by plain name."""
+    for prefix, module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield plain(f"{prefix}.{name}" if prefix else name), buffer
+
+
+def _refresh(pieces: list[Piece]) -> None:
+    """A sharded tensor may have got another shard since."""
+    for piece in pieces:
+        if piece.local is not piece.tensor:
+            piece.local = piece.tensor._local_tensor  # type: ignore[attr-defined]
 
 
 def _refuse_per_rank(path: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
@@ -343,51 +372,3 @@ def _placement(name: str, placement: Any) -> Placement:
     if placement.is_shard():
         return Placement(int(placement.dim))
     raise ValueError(f"{name} has placement {placement}: only Shard and Replicate can be saved")
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside DDP."""
-    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        model = model.module
-    return model
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def plain(name: str) -> str:
-    """A name without the prefixes of torch.compile, activation checkpointing and FSDP1."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def parameter_names(model: nn.Module, stage: Stage | None = None) -> dict[int, str]:
-    """Global name by id of every parameter. Raises ValueError when two of them have the same."""
-    stage = stage or Stage()
-    names = {id(p): stage.name(plain(name)) for name, p in model.named_parameters()}
-    if len(set(names.values())) != len(names):
-        raise ValueError(
-            "two parameters have the same name after wrappers' prefixes are stripped and the stage's names are applied"
-        )
-    return names
-
-
-def aliases(model: nn.Module, stage: Stage | None = None) -> list[list[str]]:
-    """Names of tied parameters, each list starting with the one that is stored."""
-    stage = stage or Stage()
-    return [[stage.name(name) for name in names] for _, names in _tied(_named(model))]
-
-
-_Named = dict[int, tuple[nn.Parameter, list[str]]]
-"""Parameters with all their names, by id, in the model's order."""
-
-
-def _named(model: nn.Module) -> _Named:
-    found: _Named = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), (parameter, []))[1].append(plain(name))
-    return found
-
-
-def _tied(named: _Named) -> list[tuple[nn.Parameter, list[str]]]:
-    """Parameters that have several names."""
-    return [(parameter, names) for parameter, names in named.values() if len(names) > 1]

@@ -28,13 +28,17 @@ class ProgressReports:
         self._saves.cost.step_ended(self._step_seconds, saving=self._saves.in_flight is not None)
 
     def now_and_then(self) -> None:
-        """Tell, unless that was done a moment ago."""
-        if time.monotonic() - self._told >= _SECONDS:
-            self.tell("")
+        """Tell, unless that was done a moment ago or another thread is asking something: training waits for neither."""
+        now = time.monotonic()
+        if now - self._told >= _SECONDS and self._env.client.post(self._report("")):
+            self._told = now
 
     def tell(self, phase: str) -> None:
         """Tell now; an empty `phase` leaves it as it is."""
         self._told = time.monotonic()
+        self._env.client.tell(self._report(phase))
+
+    def _report(self, phase: str) -> m.ReportProgress:
         place = {
             "rank": self._env.rank,
             "step": self._cursor.step,
@@ -43,6 +47,4 @@ class ProgressReports:
         }
         numbers = {"loss": self._evidence.loss, "grad_norm": self._evidence.grad_norm}
         seconds = {"step_seconds": self._step_seconds, "save_cost_seconds": self._saves.cost.seconds}
-        self._env.client.tell(
-            m.ReportProgress.model_validate({**place, **numbers, **seconds, "phase": phase})
-        )
+        return m.ReportProgress.model_validate({**place, **numbers, **seconds, "phase": phase})

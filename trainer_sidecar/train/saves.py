@@ -21,6 +21,7 @@ from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.status import SaveOutcome
 from trainer_sidecar.train import replicas, state_digest
 from trainer_sidecar.train.agreement import Agreement
+from trainer_sidecar.train.background import Background, nothing_begun
 from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.digest import add, to_hex
@@ -33,9 +34,10 @@ from trainer_sidecar.train.save_cost import SaveCost
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
 log = logging.getLogger("rtj.train")
-POLL_SECONDS = 0.1
-"""Between two questions for an outcome at most: a twentieth of the time that has passed."""
-_SHORTEST_POLL_SECONDS = 0.005
+_LOOK_SECONDS = (0.005, 0.1)
+"""Between two looks for an outcome, at least and at most: a fiftieth of the time that has passed."""
+_ASK_SECONDS = 1.0
+"""Between two questions for it while the buffer is held: the sidecar frees it with the outcome."""
 
 
 class Code(IntEnum):
@@ -70,7 +72,8 @@ class InFlight:
     detail: str = ""
     compares: bool = False
     error: BaseException | None = None
-    thread: threading.Thread | None = None
+    over: threading.Event = field(default_factory=nothing_begun)
+    """Nothing of it goes on in the background, or not yet."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class Saves:
         self._parent = parent
         self._tries: dict[int, int] = {}
         self._compare = replicas.Schedule()
-        self._reserving: threading.Thread | None = None
+        self._background = Background("rtj-save")
+        self._reserving: threading.Event | None = None
         self.in_flight: InFlight | None = None
         self.committed_step: int | None = None
         self.failures_in_row = 0
@@ -135,10 +139,7 @@ class Saves:
     def reserve(self, captured: Captured) -> None:
         """Allocate the buffer in the background, so that the first save is no slower than others."""
         plan = self._planner.plan(split(captured)[0].entries)
-        self._reserving = threading.Thread(
-            target=self._reserve, args=(plan,), daemon=True, name="rtj-reserve"
-        )
-        self._reserving.start()
+        self._reserving = self._background.begin(lambda: self._reserve(plan))
 
     def _reserve(self, plan: OwnershipPlan) -> None:
         try:
@@ -150,7 +151,7 @@ class Saves:
         """Stage and start the background part. The save before must be settled."""
         save = self._open(content.progress)
         if self._reserving is not None:
-            self._reserving.join()
+            self._reserving.wait()
         captured, frozen = split(captured)
         save.compares = self._compare.next()
         began = time.monotonic()
@@ -183,11 +184,7 @@ class Saves:
         return self.in_flight
 
     def _start(self, save: InFlight, staged: _Staged | None, frozen: Captured, seen: Look) -> None:
-        arguments = (save, staged, frozen, seen)
-        save.thread = threading.Thread(
-            target=self._background, args=arguments, daemon=True, name=f"rtj-save-{save.step}"
-        )
-        save.thread.start()
+        save.over = self._background.begin(lambda: self._go_on(save, staged, frozen, seen))
 
     @property
     def _stage_name(self) -> str:
@@ -240,7 +237,7 @@ class Saves:
             staging_seconds=round(staged.seconds, 6),
         )
 
-    def _background(self, save: InFlight, staged: _Staged | None, frozen: Captured, seen: Look) -> None:
+    def _go_on(self, save: InFlight, staged: _Staged | None, frozen: Captured, seen: Look) -> None:
         try:
             if staged is not None:
                 self._finish(save, staged, frozen, seen)
@@ -306,8 +303,16 @@ class Saves:
                 self._give_up(save.save_id, save.detail)  # the other pods' sidecars let go of their parts
                 save.code = Code.FAILED
                 return
-            passed = time.monotonic() - save.began
-            time.sleep(min(POLL_SECONDS, max(_SHORTEST_POLL_SECONDS, passed / 20)))
+            self._pause(save)
+
+    def _pause(self, save: InFlight) -> None:
+        """Before the next question: a look at the buffer costs a hundredth of one, here and in the sidecar."""
+        asks = time.monotonic() + _ASK_SECONDS
+        while (now := time.monotonic()) < asks:
+            shortest, longest = _LOOK_SECONDS
+            time.sleep(min(longest, max(shortest, (now - save.began) / 50)))
+            if not self._stager.held():
+                return
 
     @property
     def outcome(self) -> Code:
@@ -323,8 +328,8 @@ class Saves:
         save = self.in_flight
         if save is None or code == Code.NONE:
             return None
-        if save.thread is not None and self._env.rank != 0:
-            save.thread.join()
+        if self._env.rank != 0:
+            save.over.wait()
         self.in_flight, save.code = None, Code(code)
         if code == Code.FENCED:
             raise Fenced(
@@ -349,9 +354,7 @@ class Saves:
         if self.in_flight is None:
             return None
         deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
-        thread = self.in_flight.thread
-        if thread is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self.in_flight.over.wait(max(0.0, deadline - time.monotonic()))
         return self.settle(self._agreement.decide(int(self.outcome)))
 
 

@@ -24,6 +24,7 @@ LONG_REPLY_SECONDS = 3600.0
 """For requests that wait for the store: OpenRestore, Fetch."""
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class SidecarClient:
@@ -36,6 +37,10 @@ class SidecarClient:
         self._path, self._hello, self._patience = path, hello, reconnect_seconds
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._owed = False
+        """The answer to what was posted last is still to be read."""
+        self._answered: m.Reply = m.Done()
+        """The one that was read last."""
 
     def ask(self, request: m.Request, expected: type[R], *, seconds: float = REPLY_SECONDS) -> R:
         """Send `request`, return its reply of class `expected`."""
@@ -47,17 +52,31 @@ class SidecarClient:
         """A request that is answered by `Done`."""
         self.ask(request, m.Done)
 
+    def post(self, request: m.Request) -> bool:
+        """A request that is answered by `Done`, without waiting for that: the next request reads the answer, and a
+        refusal is raised by the next `post`. False, and nothing sent, while another thread waits for its reply."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._retry(lambda: self._leave(request))
+            answered, self._answered = self._answered, m.Done()
+        finally:
+            self._lock.release()
+        _checked(answered, m.Done)
+        return True
+
     def close(self) -> None:
         with self._lock:
             self._drop()
 
-    def _retry(self, exchange: Callable[[], m.Reply]) -> m.Reply:
+    def _retry(self, exchange: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._patience
         pause = 0.02
         while True:
             try:
                 if self._socket is None:
                     self._connect()
+                self._read_owed()
                 return exchange()
             except OSError as error:
                 self._drop()
@@ -78,8 +97,24 @@ class SidecarClient:
     def _exchange(self, request: m.Request, seconds: float) -> m.Reply:
         assert self._socket is not None
         self._socket.settimeout(seconds)
+        self._send(self._socket, request)
+        return self._reply()
+
+    def _send(self, connection: socket.socket, request: m.Request) -> None:
         body = request.to_bytes()
-        self._socket.sendall(_LENGTH.pack(len(body)) + body)
+        connection.sendall(_LENGTH.pack(len(body)) + body)
+
+    def _leave(self, request: m.Request) -> None:
+        assert self._socket is not None
+        self._send(self._socket, request)
+        self._owed = True
+
+    def _read_owed(self) -> None:
+        if self._owed and self._socket is not None:
+            self._socket.settimeout(REPLY_SECONDS)
+            self._answered, self._owed = self._reply(), False
+
+    def _reply(self) -> m.Reply:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if size > MAX_MESSAGE_BYTES:
             raise SidecarRefused("BadRequest", f"a reply of {size} bytes is above {MAX_MESSAGE_BYTES}")
@@ -98,7 +133,7 @@ class SidecarClient:
     def _drop(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket, self._owed = None, False
 
 
 def _checked(reply: m.Reply, expected: type[R]) -> R:

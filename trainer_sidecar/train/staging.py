@@ -202,6 +202,13 @@ class Stager:
     def seal(self, generation: int) -> None:
         self.buffer.mark(generation, BufferState.SEALED)
 
+    def held(self) -> bool:
+        """Whether the sidecar has not freed the buffer yet, as far as a look tells: it may meet a write halfway."""
+        try:
+            return self.buffer.control()[1] not in _USABLE
+        except ValueError:
+            return True
+
     def views(self, plan: OwnershipPlan) -> list[torch.Tensor]:
         """The buffer's bytes as tensors, one per owned piece; cached with the plan."""
         if self._views is None or self._views[0] is not plan:
@@ -224,12 +231,13 @@ class Stager:
         return control
 
 
+@torch.no_grad()
 def sources_of(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
     """The live pieces that `plan` owns, in its order; views, nothing is copied."""
     sources = []
     for piece in plan.owned:
         local = captured.pieces[piece.entry].local
-        if piece.local.size != tuple(local.shape):
+        if piece.local.size != local.shape:
             local = local[
                 tuple(slice(a, a + n) for a, n in zip(piece.local.start, piece.local.size, strict=True))
             ]
@@ -240,13 +248,14 @@ def sources_of(plan: OwnershipPlan, captured: Captured) -> list[torch.Tensor]:
 @torch.no_grad()
 def copy_all(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Each source into its view on the host, in one batched call; done when it returns."""
-    on_cpu = [i for i, s in enumerate(sources) if s.is_cpu]
-    on_gpu = [i for i, s in enumerate(sources) if not s.is_cpu] if len(on_cpu) < len(sources) else []
+    on_gpu = [i for i, s in enumerate(sources) if not s.is_cpu]
     if on_gpu:
         _copy_from_gpu([views[i] for i in on_gpu], [sources[i] for i in on_gpu])
-    if on_cpu:
+        on_cpu = [i for i, s in enumerate(sources) if s.is_cpu]
+        views, sources = [views[i] for i in on_cpu], [sources[i] for i in on_cpu]
+    if sources:
         with _one_thread():
-            torch._foreach_copy_([views[i] for i in on_cpu], [sources[i] for i in on_cpu])
+            torch._foreach_copy_(views, sources)
 
 
 def wait_for_devices(tensors: Iterable[torch.Tensor]) -> None:

@@ -1,0 +1,169 @@
+"""A walk is used again only where another one would find the same: after a change, a capture is that of a new walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_sidecar.train.capture import Captured, State
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+        self.still = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.b(self.a(x)))
+        return out
+
+
+class World:
+    """A model in training whose state was captured before."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad])
+        self.step()
+        self.state = self.fresh()
+        self.state.capture()
+
+    def fresh(self) -> State:
+        return State(self.model, [self.optimizer], {}, 1)
+
+    def step(self) -> None:
+        self.model(torch.randn(4, 3)).sum().backward()
+        self.optimizer.step()
+
+
+def content(captured: Captured) -> dict[str, Any]:
+    pieces = [
+        (p.entry, p.frozen, p.tensor.data_ptr(), p.local.detach().clone().tolist(), str(p.local.dtype))
+        for p in captured.pieces
+    ]
+    return {"pieces": pieces, "optimizers": captured.optimizers, "trainable": captured.trainable}
+
+
+def swap_data(world: World) -> None:
+    world.model.a.weight.data = torch.full((3, 3), 7.0)
+
+
+def transpose_data(world: World) -> None:
+    """Same memory, same shape, same object."""
+    world.model.a.weight.data = world.model.a.weight.data.t()
+
+
+def other_dtype(world: World) -> None:
+    world.model.a.weight.data = world.model.a.weight.data.double()
+
+
+def other_shape(world: World) -> None:
+    world.model.b.weight.data = torch.zeros(4, 3)
+
+
+def thaw(world: World) -> None:
+    world.model.still.requires_grad_(True)
+
+
+def replace_still(world: World) -> None:
+    world.model.still = nn.Parameter(torch.full((2,), 3.0), requires_grad=False)
+
+
+def other_buffer(world: World) -> None:
+    world.model.norm.running_mean = torch.full((3,), 5.0)
+
+
+def a_buffer_more(world: World) -> None:
+    world.model.b.register_buffer("mask", torch.ones(3))
+
+
+def step_on(world: World) -> None:
+    world.step()
+
+
+def other_moment(world: World) -> None:
+    world.optimizer.state[world.model.a.weight]["exp_avg"] = torch.full((3, 3), 2.0)
+
+
+def a_moment_more(world: World) -> None:
+    world.optimizer.state[world.model.a.weight]["seen"] = torch.ones(3)
+
+
+def a_number_beside_moments(world: World) -> None:
+    world.optimizer.state[world.model.a.weight]["count"] = 3
+
+
+def load_moments(world: World) -> None:
+    world.optimizer.load_state_dict(world.optimizer.state_dict())
+
+
+def clear_moments(world: World) -> None:
+    world.optimizer.state.clear()
+
+
+def other_rate(world: World) -> None:
+    world.optimizer.param_groups[0]["lr"] = 0.5
+
+
+def a_group_more(world: World) -> None:
+    moved = world.optimizer.param_groups[0]["params"].pop()
+    world.optimizer.add_param_group({"params": [moved], "lr": 0.1})
+
+
+CHANGES = [
+    swap_data,
+    transpose_data,
+    other_dtype,
+    other_shape,
+    thaw,
+    replace_still,
+    other_buffer,
+    a_buffer_more,
+    step_on,
+    other_moment,
+    a_moment_more,
+    a_number_beside_moments,
+    load_moments,
+    clear_moments,
+    other_rate,
+    a_group_more,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_is_in_the_next_capture(change: Callable[[World], None]) -> None:
+    world = World()
+    change(world)
+    assert content(world.state.capture()) == content(world.fresh().capture())
+    change(world)
+    assert content(world.state.capture()) == content(world.fresh().capture())
+
+
+def test_without_a_change_nothing_is_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save of a thousand tensors would wait for their names and layouts as long as for several copies of them."""
+    world = World()
+    before = content(world.state.capture())
+
+    def walked(*_: object, **__: object) -> Any:
+        raise AssertionError("walked again")
+
+    monkeypatch.setattr(nn.Module, "named_parameters", walked)
+    monkeypatch.setattr(State, "_slots", walked)
+    monkeypatch.setattr(State, "_name", walked)
+    assert content(world.state.capture()) == before
+
+
+def test_a_capture_does_not_change_with_the_next_one() -> None:
+    world = World()
+    first = world.state.capture()
+    first.pieces.pop()
+    first.trainable.clear()
+    assert len(world.state.capture().pieces) == len(first.pieces) + 1
+    assert world.state.capture().trainable
