@@ -132,6 +132,31 @@ def test_a_cursor_that_resumes_goes_on_where_it_stood() -> None:
     assert (after.step, after.samples, after.sample_digest) == (7, 168, before.sample_digest)
 
 
+@pytest.mark.parametrize("asked_every", [1, 3, 1000])
+def test_the_sample_digest_is_the_same_however_seldom_it_is_asked_for(asked_every: int) -> None:
+    c, expected = cursor(2, 1, 0), EMPTY_DIGEST
+    for step in range(1000):
+        expected = chain(expected, c.batch_ids())
+        c.advance()
+        if step % asked_every == 0:
+            assert c.sample_digest == expected
+    assert c.sample_digest == expected
+    assert sum(words.nbytes for words in c._unchained) < 64 * 1024
+
+
+def test_a_step_hashes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two digests, one by one, were half of what a step's end costs; few are ever asked for."""
+
+    def hashed(*_: object) -> None:
+        raise AssertionError("hashed")
+
+    c = cursor(2, 1, 0, size=10_000)
+    c.advance()  # the order's own keys are made
+    monkeypatch.setattr(hashlib, "sha256", hashed)
+    for _ in range(20):
+        c.advance()
+
+
 def test_the_sample_digest_sees_a_swap_and_a_repetition() -> None:
     a, b = np.array([1, 2, 3]), np.array([4, 5, 6])
     straight = chain(chain(EMPTY_DIGEST, a), b)

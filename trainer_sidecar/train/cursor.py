@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ from trainer_sidecar.contract.checkpoint import DatasetProgress, Progress
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.train.order import EMPTY_DIGEST, Order, batch_digest, chain, rank_slice
 from trainer_sidecar.train.window import Split, offsets
+
+_UNCHAINED_BYTES = 64 * 1024
+"""Of batches that are not in the sample digest yet: hashed in tens of microseconds."""
+_ARRAY_BYTES = 256
 
 
 @dataclass
@@ -23,11 +29,13 @@ class Cursor:
     order: Order | None
     step: int = 0
     samples: int = 0
-    sample_digest: str = EMPTY_DIGEST
     before: tuple[Split, ...] = ()
     """How attempts before this one consumed the beginning of the window that is open."""
     _known: dict[tuple[tuple[Split, ...], int], np.ndarray] = field(default_factory=dict, repr=False)
     """Places of micro steps, by what was consumed before and the micro step: the same in every window."""
+    _chained: str = EMPTY_DIGEST
+    _unchained: list[np.ndarray] = field(default_factory=list, repr=False)
+    """Batches consumed since: many at a time are hashed in a fraction of the time that they take one by one."""
 
     @property
     def global_batch(self) -> int:
@@ -36,6 +44,14 @@ class Cursor:
     @property
     def epoch(self) -> int:
         return self.order.epoch(self.samples) if self.order else 0
+
+    @property
+    def sample_digest(self) -> str:
+        """Of all samples consumed since the run began."""
+        for words in self._unchained:
+            self._chained = chain(self._chained, words)
+        self._unchained.clear()
+        return self._chained
 
     def batch_ids(self) -> np.ndarray:
         """Sample ids of the global batch of the step that is under way; empty without an order."""
@@ -76,17 +92,19 @@ class Cursor:
         """Of the global batch of the step that is under way."""
         return batch_digest(self._words())
 
-    def advance(self) -> str:
-        """The step is done: its whole global batch counts as consumed. Returns that batch's digest."""
+    def advance(self) -> Callable[[], str]:
+        """The step is done: its whole global batch counts as consumed. Returns what gives that batch's digest."""
         words = self._words()
         if self.order:
-            self.sample_digest = chain(self.sample_digest, words)
+            self._unchained.append(words)
+            if len(self._unchained) * (words.nbytes + _ARRAY_BYTES) > _UNCHAINED_BYTES:
+                _ = self.sample_digest
         self.samples += self.global_batch
         self.step += 1
         if self.order:
             self.order.passed(self.samples)
         self.before = ()
-        return batch_digest(words)
+        return partial(batch_digest, words)
 
     def progress(self, loss: float | None, grad_norm: float | None) -> Progress:
         counts = self.order.counts(self.samples) if self.order else {}
@@ -104,7 +122,8 @@ class Cursor:
 
     def restore(self, progress: Progress) -> None:
         self.step, self.samples = progress.step, progress.samples
-        self.sample_digest = progress.sample_digest
+        self._chained = progress.sample_digest
+        self._unchained.clear()
         if self.order:
             self.order.resume(progress.samples, progress.place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from trainer_sidecar.contract import messages as m
@@ -37,7 +38,7 @@ class Evidence:
         self._client, self._policy, self._sends = client, policy, sends
         self._witness = WitnessRecorder(policy.steps)
         self._verifier: ResumeVerifier | None = None
-        self._digests: dict[int, str] = {}
+        self._digests: dict[int, Callable[[], str]] = {}
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self.loss: float | None = None
         self.grad_norm: float | None = None
@@ -65,8 +66,8 @@ class Evidence:
         if self._verifier is not None:
             self._verifier.add(check)
 
-    def batch(self, step: int, digest: str) -> None:
-        """The global batch that step `step` consumes."""
+    def batch(self, step: int, digest: Callable[[], str]) -> None:
+        """The global batch that step `step` consumes; few of their digests are ever asked for."""
         self._digests[step] = digest
         self._digests.pop(step - _WINDOW, None)  # a script that gives no loss asks for none of them
 
@@ -79,9 +80,12 @@ class Evidence:
             return
         self.loss, self.grad_norm = agreed.loss, agreed.grad_norm
         self._losses.append(agreed.loss)
-        digest = self._digests.pop(agreed.loss_step, "")
+        digest = self._digests.pop(agreed.loss_step, str)
+        compares = self._verifier is not None and not self._verifier.done
+        if not compares and not self._witness.wants(agreed.loss_step):
+            return
         step = WitnessStep(
-            step=agreed.loss_step, loss=agreed.loss, grad_norm=agreed.grad_norm, batch_digest=digest
+            step=agreed.loss_step, loss=agreed.loss, grad_norm=agreed.grad_norm, batch_digest=digest()
         )
         self._witness.saw(step)
         self._send()

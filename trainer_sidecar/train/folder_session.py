@@ -162,7 +162,7 @@ class FolderSession(EndTold):
         """
         self._refuse_unrestored()
         self._reports.step_ended()
-        self._evidence.batch(step, NO_SAMPLES)
+        self._evidence.batch(step, lambda: NO_SAMPLES)
         self._be_at(step, samples)
         outcome = self._saves.outcome  # raises on any rank what its background thread met
         self._agreement.launch(

@@ -43,10 +43,17 @@ class WitnessRecorder:
     def failed(self, checkpoint_id: str) -> None:
         self._open.pop(checkpoint_id, None)
 
+    def wants(self, step: int) -> bool:
+        """Whether it is one of those after a save."""
+        return any(self._follows(step, entry) for entry in self._open.values())
+
     def saw(self, step: WitnessStep) -> None:
         for entry in self._open.values():
-            if entry.step < step.step <= entry.step + self._count:
+            if self._follows(step.step, entry):
                 entry.steps.append(step)
+
+    def _follows(self, step: int, entry: _Open) -> bool:
+        return entry.step < step <= entry.step + self._count
 
     def ready(self) -> list[tuple[str, list[WitnessStep]]]:
         done = [o for o in self._open.values() if o.committed and len(o.steps) == self._count]
