@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from trainer_sidecar.faultdrills import drills_ends, drills_resuming, drills_saving, drills_store
 from trainer_sidecar.faultdrills.outcome import Limits, Seen
+from trainer_sidecar.faultdrills.settings import RPO_SECONDS, RTO_SECONDS
 from trainer_sidecar.faultdrills.stage import Stage
 
-RPO_SECONDS, RTO_SECONDS = 60.0, 180.0
 LIMITS = Limits(rpo_seconds=RPO_SECONDS, rto_seconds=RTO_SECONDS)
 
 

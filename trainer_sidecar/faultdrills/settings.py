@@ -6,6 +6,9 @@ from typing import Any
 
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
+RPO_SECONDS, RTO_SECONDS = 60.0, 180.0
+"""Limits of a drill, unless the caller states others."""
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -8,18 +8,20 @@ measures, and takes everything away. Outside that namespace it touches a node's 
 import argparse
 import base64
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainer_sidecar.faultdrills import campaign, page
-from trainer_sidecar.faultdrills.catalogue import DRILLS, RPO_SECONDS, RTO_SECONDS, chosen
-from trainer_sidecar.faultdrills.outcome import Campaign
-from trainer_sidecar.faultdrills.scratch import Scratch
-from trainer_sidecar.faultdrills.settings import Settings
+from trainer_sidecar.faultdrills.settings import RPO_SECONDS, RTO_SECONDS, Settings
 from trainer_sidecar.kube_commands.cluster import Cluster, ClusterError, JsonObject
 from trainer_sidecar.kube_commands.job_store import CREDENTIALS, add_reach_options
 from trainer_sidecar.kube_commands.options import add_cluster_options, cluster_of, tell
 from trainer_sidecar.store.open import open_store
 
+if TYPE_CHECKING:
+    from trainer_sidecar.faultdrills.outcome import Campaign
+    from trainer_sidecar.faultdrills.scratch import Scratch
+
 DEFAULT_KEY = "rtj-system/rtj-fault-key"
+_NAMES = "D1 to D9, D10-deleted, -evicted, -preempted, -memory, -hang, -node; D10: all of its kinds"
 
 
 def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,12 +31,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = actions.add_parser(
         "faults", help="the drills D1 to D10 on this cluster, in a namespace of their own", epilog=CREDENTIALS
     )
-    parser.add_argument(
-        "drills",
-        nargs="*",
-        metavar="DRILL",
-        help=f"of {', '.join(d.id for d in DRILLS)}; D10: all of its kinds",
-    )
+    parser.add_argument("drills", nargs="*", metavar="DRILL", help=_NAMES)
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument(
         "-f", "--file", type=Path, metavar="JOB", help="job.yaml: its pod template and store are used"
@@ -68,6 +65,10 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _faults(args: argparse.Namespace) -> int:
+    from trainer_sidecar.faultdrills import campaign
+    from trainer_sidecar.faultdrills.catalogue import DRILLS, chosen
+    from trainer_sidecar.faultdrills.scratch import Scratch
+
     if bool(args.drills) == args.all:
         raise ValueError("name the drills, or say --all")
     drills = DRILLS if args.all else chosen(args.drills)
@@ -92,14 +93,16 @@ def _faults(args: argparse.Namespace) -> int:
     return 0 if done.passed else 1
 
 
-def _take_away(scratch: Scratch) -> None:
+def _take_away(scratch: "Scratch") -> None:
     try:
         scratch.remove()
     except ClusterError as exc:  # what went wrong before it matters more
         tell(f"namespace {scratch.name} could not be taken away: {exc}")
 
 
-def _write(done: Campaign, to: Path) -> None:
+def _write(done: "Campaign", to: Path) -> None:
+    from trainer_sidecar.faultdrills import page
+
     data, text = to.with_suffix(".json"), to.with_suffix(".html")
     data.write_text(done.model_dump_json(by_alias=True, indent=2) + "\n", encoding="utf-8")
     text.write_text(page.page(done), encoding="utf-8")
