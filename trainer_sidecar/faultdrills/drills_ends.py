@@ -140,7 +140,10 @@ def _preemptor(stage: Stage, image: str, node: str, gpu: str, priority: str) -> 
         "command": ["sleep", "600"],
         "resources": {"limits": {gpu: all_of_them}},
     }
-    spec = {
+    template = stage.scratch.settings.template
+    kept = {k: template[k] for k in ("tolerations", "imagePullSecrets") if k in template}
+    spec: JsonObject = {
+        **kept,
         "priorityClassName": priority,
         "nodeSelector": {"kubernetes.io/hostname": node},
         "terminationGracePeriodSeconds": 1,
@@ -171,10 +174,22 @@ def node_lost(stage: Stage) -> Seen:
 
     stage.start(nodes=2, ranks=1, elastic={"minNodes": 1, "scaleDownDelaySeconds": 5})
     try:
-        return _ended(stage, act, ("NodeLost",), victim=1)
+        return _ended(stage, act, ("NodeLost",), victim=_away_from_operators)
     finally:
         for node in cut:
             _shell(settings.heal_node, node)
+
+
+def _away_from_operators(stage: Stage) -> JsonObject:
+    """A pod on a node without an operator, where that can be seen: what is drilled is the job."""
+    query = {"labelSelector": "app.kubernetes.io/name=rtj-operator"}
+    try:
+        operators = (stage.cluster.call("GET", "/api/v1/pods", query) or {}).get("items") or []
+    except ClusterError:
+        operators = []  # without that right any node will do
+    theirs = {pod["spec"].get("nodeName") for pod in operators}
+    pods = stage.pods()
+    return next((pod for pod in reversed(pods) if pod["spec"]["nodeName"] not in theirs), pods[-1])
 
 
 def _shell(command: str, node: str) -> None:
@@ -198,14 +213,14 @@ def _ended(
     act: Act,
     causes: tuple[str, ...],
     *,
-    victim: int = 0,
+    victim: Callable[[Stage], JsonObject] = lambda stage: stage.pods()[0],
     after: Callable[[], None] = lambda: None,
 ) -> Seen:
     """Do it to a pod of a job that trains and has committed; the next attempt must name one of `causes`."""
     first = stage.attempt(1)
     safe = stage.commit()
     stage.steps_told(first.seq, safe.step + 3)
-    pod = stage.pods()[victim]
+    pod = victim(stage)
     fault = time.monotonic()
     fired = act(stage, pod)
     after()
