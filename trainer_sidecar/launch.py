@@ -538,6 +538,7 @@ class Launcher:
         self.reports.listen()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        log("waiting for a plan", path=self.plan_file)
         self.spare = self._start_torchrun()
         while True:
             self._wait()

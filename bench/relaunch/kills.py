@@ -82,18 +82,41 @@ def _one(place: Place, kind: Kind, log: Path) -> Kill:
         )
 
     status = eventually(running, f"{JOB} trains again", 120)
-    return Kill(end - at, _parts(kind, status, at, end))
+    return Kill(end - at, _parts(place, kind, status, at, end))
 
 
-def _parts(kind: Kind, status: dict[str, Any], at: float, end: float) -> dict[str, float]:
+def _parts(place: Place, kind: Kind, status: dict[str, Any], at: float, end: float) -> dict[str, float]:
     record = status["attempts"][-1]
     seconds, decided = record["seconds"], _unix(record["startedAt"])
     rest = {"fence and plan": seconds["fence"], "plan to processes": end - decided - seconds["fence"]}
     if kind.whole_pod:
         placed = _unix(status["placement"]["createdAt"])
-        return {"death to decision": placed - at, "decision to pods up": decided - placed, **rest}
+        sidecars, launchers = _up(place)
+        return {
+            "death to decision": placed - at,
+            "decision to sidecars up": sidecars - placed,
+            "sidecars to launchers up": launchers - sidecars,
+            "launchers up to fence": decided - launchers,
+            **rest,
+        }
     seen = seconds.get("detect") or 0.0
     return {"death to sidecar": decided - seen - at, "sidecar to decision": seen, **rest}
+
+
+def _up(place: Place) -> tuple[float, float]:
+    """When the last sidecar and the last launcher came up, by their own logs."""
+    last = []
+    for container, key, text in (
+        ("rtj-sidecar", "message", "sidecar up"),
+        ("trainer", "rtj", "waiting for a plan"),
+    ):
+        logs = [
+            place.kubectl("-n", place.namespace, "logs", p["metadata"]["name"], "-c", container)
+            for p in place.pods()
+        ]
+        lines = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith("{")]
+        last.append(max(float(line["time"]) for line in lines if line.get(key) == text))
+    return last[0], last[1]
 
 
 def _quiet_moment(place: Place, kind: Kind, log: Path) -> None:
