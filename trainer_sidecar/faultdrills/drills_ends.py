@@ -141,7 +141,7 @@ def _preemptor(stage: Stage, image: str, node: str, gpu: str, priority: str) -> 
         "resources": {"limits": {gpu: all_of_them}},
     }
     template = stage.scratch.settings.template
-    kept = {k: template[k] for k in ("tolerations", "imagePullSecrets") if k in template}
+    kept: JsonObject = {k: template[k] for k in ("tolerations", "imagePullSecrets") if k in template}
     spec: JsonObject = {
         **kept,
         "priorityClassName": priority,
