@@ -4,6 +4,7 @@ Everything waits for something that was seen, with a deadline; a deadline that p
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from trainer_sidecar.contract.status import SidecarStatus
 from trainer_sidecar.faultdrills import pod_code
 from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
 from trainer_sidecar.faultdrills.scratch import WISHES, Scratch
-from trainer_sidecar.faultdrills.trail import Trail
+from trainer_sidecar.faultdrills.trail import Trail, follow
 from trainer_sidecar.kube_commands.cluster import ClusterError, JsonObject
 from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.history import History
@@ -30,8 +31,7 @@ START_SECONDS = 300.0
 OPERATOR_SECONDS = 60.0
 POLL_SECONDS = 0.3
 ORDER_SECONDS = 1800
-FIRED = '"message": "fault fired"'
-OVER = '"message": "fault over"'
+FIRED = "fault fired"
 T = TypeVar("T")
 
 
@@ -228,13 +228,25 @@ class Stage:
                 continue  # there was no container before
         return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
 
-    def fired(self, pod: JsonObject, point: str, *, message: str = "fault fired") -> list[JsonObject]:
-        """What the sidecar says of a fault point that fired (or, frozen, went on)."""
+    def fired(self, pod: JsonObject, point: str) -> list[JsonObject]:
+        """What the sidecar says of a fault point that fired."""
         return [
             line
             for line in self.sidecar_log(pod)
-            if line.get("message") == message and line.get("point") == point
+            if line.get("message") == FIRED and line.get("point") == point
         ]
+
+    def overheard(self, pod: JsonObject) -> list[JsonObject]:
+        """Lines of a sidecar's log from now on, also when its pod goes: a list that grows."""
+        heard: list[JsonObject] = []
+
+        def take(line: bytes) -> None:
+            if line.startswith(b"{") and line.endswith(b"}"):
+                heard.append(json.loads(line))
+
+        told = (self.cluster, pod, "rtj-sidecar", take, threading.Event())
+        threading.Thread(target=follow, args=told, daemon=True).start()
+        return heard
 
     # ------------------------------------------------------------------------------------------------- faults
 

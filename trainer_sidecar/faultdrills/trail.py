@@ -92,19 +92,28 @@ class Trail:
                     threading.Thread(target=self._follow, args=(pod,), daemon=True).start()
 
     def _follow(self, pod: JsonObject) -> None:
-        rest = b""
-        try:
-            for chunk in self._cluster.log(pod, "trainer", tail=None, follow=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self.take(line)
-                if self._over.is_set():
-                    return
-        except Exception as exc:
-            # urllib3 has errors of its own for a stream that breaks
-            if not isinstance(exc, ClusterError | OSError) and not type(exc).__module__.startswith("urllib3"):
-                raise
+        if not follow(self._cluster, pod, "trainer", self.take, self._over):
             self._followed.discard(pod["metadata"]["uid"])
+
+
+def follow(
+    cluster: Cluster, pod: JsonObject, container: str, take: Callable[[bytes], None], over: threading.Event
+) -> bool:
+    """Hand each line of a container's log on, as it comes, until it ends. False when the stream broke."""
+    rest = b""
+    try:
+        for chunk in cluster.log(pod, container, tail=None, follow=True):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                take(line)
+            if over.is_set():
+                break
+    except Exception as exc:
+        # urllib3 has errors of its own for a stream that breaks
+        if not isinstance(exc, ClusterError | OSError) and not type(exc).__module__.startswith("urllib3"):
+            raise
+        return False
+    return True
 
 
 def _started(pod: JsonObject) -> bool:
