@@ -29,7 +29,8 @@ def test_an_attempt_begins_once_the_last_launcher_listens(second: PodView, begin
     assert any(isinstance(a, FenceAndPublish) for a in actions) == begins
 
 
-def test_sidecars_are_asked_often_until_their_launchers_should_have_come() -> None:
+def test_sidecars_are_asked_often_at_first_and_seldom_when_launchers_do_not_come() -> None:
     assert waiting(STARTING).decide().requeue_after == pytest.approx(0.15)
+    assert waiting(STARTING).later(4).decide().requeue_after == pytest.approx(0.4)
     assert waiting(STARTING).later(60).decide().requeue_after == pytest.approx(1.0)
     assert waiting(pod(1, up=False)).decide().requeue_after == pytest.approx(1.0)

@@ -27,8 +27,7 @@ SHORT_GRACE = 2
 SETTLE_SECONDS = 4.0
 """After a pod has left, the scheduler may need so long to try again."""
 LAUNCH_LOOK_SECONDS = 0.15
-LAUNCH_SECONDS = 30.0
-"""Time in which a new placement's launchers usually come up, and between two looks at whether they have."""
+"""At the least between two looks at whether launchers have come up."""
 LOST_NODE_SECONDS = 60.0
 """A node that we lost but Kubernetes kept calling ready is trusted again after so long."""
 
@@ -211,11 +210,11 @@ def pods_missing(view: View) -> Step | None:
 
 
 def _next_look(view: View) -> float:
-    """Seconds. Sidecars that answer know of their launcher before the kubelet tells: they are asked often for a while,
-    not for as long as a trainer's image may be pulled."""
-    placement = view.status.placement
-    new = placement is not None and view.apart(placement.created_at) < LAUNCH_SECONDS
-    return LAUNCH_LOOK_SECONDS if new and any(p.polled and not p.up for p in view.standing) else WATCH_SECONDS
+    """Seconds. Sidecars that answer know of their launchers before the kubelet tells: they are asked often at first,
+    and seldom when many jobs start at once or an image is pulled, which takes longer."""
+    if view.status.placement is None or not any(p.polled and not p.up for p in view.standing):
+        return WATCH_SECONDS
+    return min(WATCH_SECONDS, max(LAUNCH_LOOK_SECONDS, view.apart(view.status.placement.created_at) / 10))
 
 
 def _short_for(view: View, status: JobStatus) -> float:
