@@ -104,7 +104,9 @@ class RankStage:
             if seal.size == 0:
                 yield memoryview(b"")
                 return
-            mapped = mmap.mmap(handle, seal.size, access=mmap.ACCESS_READ)
+            # All pages at once: one by one, as they are hashed, they would cost as much as a copy.
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            mapped = mmap.mmap(handle, seal.size, flags=flags, prot=mmap.PROT_READ)
         finally:
             os.close(handle)
         view = memoryview(mapped)

@@ -94,6 +94,7 @@ class S3Store:
         def make(attempts: int) -> "S3Client":
             config = make_config(attempts, endpoint)
             client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+            client.meta.events.register_last("before-call.s3", _send_at_once)
             if endpoint:
                 client.meta.events.register("before-call.s3", _stay_at_endpoint)
             return client
@@ -283,6 +284,11 @@ def make_config(attempts: int, endpoint: str | None) -> Config:
     if endpoint:
         options["s3"]["addressing_style"] = os.environ.get(ENV_ADDRESSING, "path")
     return Config(**options)
+
+
+def _send_at_once(params: dict[str, Any], **_: Any) -> None:
+    """boto3 would wait for the store's word before it sends a file: a round trip for every part."""
+    params["headers"].pop("Expect", None)
 
 
 def _stay_at_endpoint(params: dict[str, Any], **_: Any) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from trainer_sidecar.store.base import (
     AlreadyExistsError,
@@ -60,7 +60,7 @@ class PlainHashes:
 
 
 def upload(store: Bucket, key: str, data: memoryview, parallel: int, hashes: Hashes) -> ObjectInfo:
-    """`Store.create_large`. At most `parallel` parts are held in memory besides `data`."""
+    """`Store.create_large`. Nothing of `data` is copied."""
     view = data.cast("B") if data.nbytes else data
     large = len(view) > part_size_for(len(view))
     if large:
@@ -105,20 +105,20 @@ def _unclear(store: Bucket, key: str, exc: StoreError) -> StoreError:
 
 def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes) -> str:
     """Hex SHA-256 of what was sent."""
-    body = bytes(view)
-    digest = hashes.of_part(1, body)
+    digest = hashes.of_part(1, view)
     hashes.complete()
-    store.guard(
-        key,
-        lambda: store.client.put_object(
-            Bucket=store.bucket,
-            Key=store.full(key),
-            Body=body,
-            IfNoneMatch="*",
-            ChecksumSHA256=base64.b64encode(digest).decode(),
-        ),
-        write=True,
-    )
+    with Body(view) as body:
+        store.guard(
+            key,
+            lambda: store.client.put_object(
+                Bucket=store.bucket,
+                Key=store.full(key),
+                Body=cast("Any", body),
+                IfNoneMatch="*",
+                ChecksumSHA256=base64.b64encode(digest).decode(),
+            ),
+            write=True,
+        )
     return digest.hex()
 
 
@@ -127,14 +127,14 @@ def _multipart(store: Bucket, key: str, view: memoryview, parallel: int, hashes:
     where: Any = {"Bucket": store.bucket, "Key": store.full(key)}
     with _open_upload(store, key, where) as upload_id:
         size = part_size_for(len(view))
-        stop, bodies = threading.Event(), _Bodies()
+        stop = threading.Event()
 
         def send(number: int) -> tuple[dict[str, Any], bytes]:
             if stop.is_set():
                 raise UnclearError(f"{store.url}: {key}: upload given up after another part failed", key=key)
-            body = bodies.fill(view[(number - 1) * size :][:size])
-            digest = hashes.of_part(number, body)
-            return _send_part(store, key, {**where, "UploadId": upload_id}, number, body, digest)
+            with view[(number - 1) * size :][:size] as piece:
+                digest = hashes.of_part(number, piece)
+                return _send_part(store, key, {**where, "UploadId": upload_id}, number, piece, digest)
 
         numbers = range(1, -(-len(view) // size) + 1)
         with ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="rtj-upload") as pool:
@@ -171,33 +171,51 @@ def _open_upload(store: Bucket, key: str, where: Any) -> Iterator[str]:
         raise
 
 
-class _Bodies(threading.local):
-    """One buffer per thread, for part after part: fresh memory costs several times the copy. As a bytearray it is sent
-    in one piece, where boto3 makes a file of `bytes` and sends that by 16 KiB."""
+class Body:
+    """Bytes as the file that boto3 wants, sent from where they lie and in one piece: copying them would cost as much
+    as sending them, and urllib3 asks a file for 16 KiB at a time, each of them a system call."""
 
-    def __init__(self) -> None:
-        self._body = bytearray()
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view[:], 0
 
-    def fill(self, view: memoryview) -> bytearray:
-        """The bytes of `view`, until the next call in this thread."""
-        if len(self._body) != len(view):
-            self._body = bytearray(len(view))
-        self._body[:] = view
-        return self._body
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, _: int = -1) -> memoryview:
+        """All that is left."""
+        piece = self._view[self._at :]
+        self._at = len(self._view)
+        return piece
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As of a file; boto3 goes back to 0 before another try."""
+        self._at = offset + (0, self._at, len(self._view))[whence]
+        return self._at
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What still refers to the file, as the traceback of an error does, does not hold the memory."""
+        self._view.release()
 
 
 def _send_part(
-    store: Bucket, key: str, where: Any, number: int, body: bytearray, digest: bytes
+    store: Bucket, key: str, where: Any, number: int, view: memoryview, digest: bytes
 ) -> tuple[dict[str, Any], bytes]:
     """(entry for the completion, SHA-256 of the part)."""
     checksum = base64.b64encode(digest).decode()
-    answer = store.guard(
-        key,
-        lambda: store.client.upload_part(
-            **where, PartNumber=number, Body=cast("Any", body), ChecksumSHA256=checksum
-        ),
-        write=True,
-    )
+    with Body(view) as body:
+        answer = store.guard(
+            key,
+            lambda: store.client.upload_part(
+                **where, PartNumber=number, Body=cast("Any", body), ChecksumSHA256=checksum
+            ),
+            write=True,
+        )
     return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumSHA256": checksum}, digest
 
 
