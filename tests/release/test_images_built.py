@@ -89,3 +89,5 @@ def test_an_image_has_its_labels_and_a_bill_that_lists_what_it_holds(target: str
     installed = {name.split("/")[-1] for name in names if re.fullmatch(r"opt/rtj/.*\.dist-info", name)}
     assert len(installed) == len(bill["components"])
     assert not [name for name in installed if name.startswith(("pip-", "setuptools-"))]
+    compiled = {found[1] for name in names if (found := re.search(r"/(\w+)\.cpython-\d+\.pyc$", name))}
+    assert {"argparse", "plan"} <= compiled, "of Python itself and of ours: a start compiles nothing"

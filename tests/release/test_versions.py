@@ -28,7 +28,7 @@ def test_package_chart_and_images_carry_one_version() -> None:
 def test_every_image_carries_labels_and_its_bill_of_materials() -> None:
     text = (ROOT / "Dockerfile").read_text()
     for name in ("operator", "sidecar"):
-        stage = text.partition(f"FROM base AS {name}\n")[2].partition("\nFROM ")[0]
+        stage = text.partition(f"FROM runtime AS {name}\n")[2].partition("\nFROM ")[0]
         for key in ("title", "description", "version", "revision", "source", "licenses"):
             assert f"org.opencontainers.image.{key}=" in stage, (name, key)
         assert f"COPY --from=build-{name} /src/sbom /sbom" in stage
