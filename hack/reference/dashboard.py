@@ -49,6 +49,26 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ((f"rtj_recovery_point_samples{{{_JOB}}}", "{{job_name}} {{point}}"),),
         ),
     ),
+    "What drills have shown": (
+        Panel(
+            "Recovery time",
+            "s",
+            "Measured by the newest drill, from the decision to the first step, scheduling included.",
+            ((f"rtj_drill_recovery_seconds{{{_JOB}}}", "{{job_name}}"),),
+        ),
+        Panel(
+            "Newest drill passed",
+            "short",
+            "1 when it has passed, 0 when it has failed.",
+            ((f"rtj_drill_passed{{{_JOB}}}", "{{job_name}}"),),
+        ),
+        Panel(
+            "Since the newest drill",
+            "s",
+            "Of a job without drills there is nothing here.",
+            ((f"time() - rtj_drill_ended_timestamp_seconds{{{_JOB}}}", "{{job_name}}"),),
+        ),
+    ),
     "What happened when": (
         Panel(
             "Phase",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from rtj_operator.drills.metrics import DrillMetrics
 from rtj_operator.job_metrics import JobMetrics
 from rtj_operator.metrics import OperatorMetrics
 from trainer_sidecar.sidecar.metrics import Metrics
@@ -22,7 +23,7 @@ def page() -> str:
             "",
             "Port `metrics` of the operator. They outlive the job's pods; labels `job_namespace` and `job_name`.",
             "",
-            *_table(_of(JobMetrics())),
+            *_table(_of_jobs()),
             "",
             "## Of the operator",
             "",
@@ -38,14 +39,15 @@ def page() -> str:
     )
 
 
-def _of(jobs: JobMetrics) -> Iterable[Metric]:
+def _of_jobs() -> Iterable[Metric]:
     registry = CollectorRegistry()
-    registry.register(jobs)
+    registry.register(JobMetrics())
+    registry.register(DrillMetrics())
     return registry.collect()
 
 
 def _names() -> set[str]:
-    return {m.name for m in _of(JobMetrics())}
+    return {m.name for m in _of_jobs()}
 
 
 def _table(families: Iterable[Metric]) -> list[str]:

@@ -190,7 +190,9 @@ def build(options: argparse.Namespace, kube: Kube, observer: Observer) -> Runtim
     runtime = Runtime(kube, reconciler, observer.graves, metrics, namespaces, turns)
     looks = Turns(TURNS)
     steps = DrillSteps(kube, applier, events, defaults, settings, instance, options.cluster_name, looks)
-    runtime.drills = DrillLoop(kube, DrillReconciler(steps), namespaces, lambda: runtime.leading(), looks)
+    runtime.drills = DrillLoop(
+        kube, DrillReconciler(steps), namespaces, lambda: runtime.leading(), looks, metrics.drills
+    )
     return runtime
 
 

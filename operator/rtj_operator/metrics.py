@@ -1,13 +1,14 @@
 """All metrics of the operator's process, declared in one place; the reference page is made from here.
 
 No label ever carries a name that lives longer than its job: causes and outcomes are closed sets. What is known of each
-job is in `job_metrics`.
+job is in `job_metrics`, and of its drills in `drills/metrics`.
 """
 
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from rtj_operator.drills.metrics import DrillMetrics
 from rtj_operator.job_metrics import JobMetrics
 
 
@@ -36,10 +37,12 @@ class OperatorMetrics:
     leader: Gauge = field(init=False)
     unread_seconds: Gauge = field(init=False)
     jobs: JobMetrics = field(default_factory=JobMetrics)
+    drills: DrillMetrics = field(default_factory=DrillMetrics)
 
     def __post_init__(self) -> None:
         r = self.registry
         r.register(self.jobs)
+        r.register(self.drills)
         self.reconcile_seconds = _reconcile_seconds(r)
         self.queue_depth = Gauge("rtj_operator_queue_depth", "Jobs that wait for a worker.", registry=r)
         self.queue_age_seconds = Gauge(

@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "3000+60x60",
         "3000x60",
     ),
+    "RTJDrillFailed": (f"rtj_drill_passed{{{JOB}}}", "1x30 0x30", "1x60"),
     "RTJCommitsFailing": (f'rtj_job_degraded{{{JOB},reason="SavesFailing"}}', "1x60", "1x2 _x58"),
     "RTJRestoresFailing": (f"rtj_job_restore_failures_total{{{JOB}}}", "0x30 1x30", "3x60"),
     "RTJChecksumFailures": (f"checkpoint_checksum_failures_total{{{JOB}}}", "0x30 2x30", "0x60"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from rtj_operator.api.names import LABEL_DRILL_OF
 from rtj_operator.apply import FENCES
+from rtj_operator.drills.metrics import DrillMetrics
 from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.handover import Handover
 from rtj_operator.kube import DRILLS, Kube, KubeError, NotFound, Object
@@ -33,6 +34,7 @@ class DrillLoop:
     """Empty: the whole cluster."""
     leading: Callable[[], bool] = lambda: True
     turns: Turns = field(default_factory=lambda: Turns(TURNS))
+    metrics: DrillMetrics = field(default_factory=DrillMetrics)
     queue: KeyQueue = field(default_factory=lambda: KeyQueue(time.monotonic, random.random))
     _seen: dict[tuple[str, ...], tuple[object, ...]] = field(default_factory=dict)
     """Of drills what was asked, and of jobs with a schedule what that looks at: nothing else of them is news."""
@@ -96,19 +98,20 @@ class DrillLoop:
             log.exception("drills of %s/%s: again in %.1f s", *key, self.queue.retry(key))
 
     async def _resync(self) -> None:
-        """Drills that have not ended, once a minute, whatever the watches say."""
+        """All drills, once a minute, whatever the watches say."""
         while True:
+            found, whole = list[Object](), True
             for namespace in self.namespaces or (None,):
                 try:
-                    await self._list(namespace)
+                    found += [drill async for page in self.kube.pages(DRILLS, namespace) for drill in page]
                 except NotFound:
                     log.debug("there is no definition of ResumeDrills")
                 except KubeError as exc:
                     log.warning("resync of drills: %s", exc)
-            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))
-
-    async def _list(self, namespace: str | None) -> None:
-        async for page in self.kube.pages(DRILLS, namespace):
-            for drill in page:
+                    whole = False
+            for drill in found:
                 if (drill.get("status") or {}).get("phase") not in ("Passed", "Failed"):
                     self.queue.add((drill["metadata"]["namespace"], drill["spec"]["jobName"]))
+            if whole:
+                self.metrics.show(found)
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))
