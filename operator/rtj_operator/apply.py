@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from rtj_operator.api import JobStatus, ResumableTrainingJob
 from rtj_operator.api.effective import EffectiveSpec
-from rtj_operator.api.names import FINALIZER, LABEL_UID
+from rtj_operator.api.names import FINALIZER, LABEL_JOB, LABEL_UID
 from rtj_operator.api.policies import DeletionPolicy
 from rtj_operator.conditions import Reason
 from rtj_operator.credentials import BadSecret, Credentials, read_credentials
@@ -225,13 +225,20 @@ class Applier:
         One of an earlier object of this name goes: its owner exists no more, and the garbage collector takes its time.
         """
         found = await self._kube.get(JOBS, subject.namespace, name)
-        uid, ours = (found["metadata"].get("labels") or {}).get(LABEL_UID), subject.job.metadata.uid
+        labels, ours = found["metadata"].get("labels") or {}, subject.job.metadata.uid
+        uid = labels.get(LABEL_UID)
         if uid == ours:
             return
         if _of_namesake(found, subject):
             await self._kube.delete(JOBS, subject.namespace, name, uid=found["metadata"]["uid"])
             raise Unavailable(
                 f"Job {subject.namespace}/{name} of an earlier object of this name is being removed"
+            )
+        if uid and labels.get(LABEL_JOB) == subject.job.metadata.name:
+            raise ForeignObject(
+                f"Job {subject.namespace}/{name} was left by an earlier object of this name (uid {uid}), which was "
+                f"deleted without its pods: its ranks may train still. End them: kubectl delete job -n "
+                f"{subject.namespace} {name}"
             )
         raise ForeignObject(
             f"Job {subject.namespace}/{name} exists and is not this object's (its label {LABEL_UID} is {uid!r}): "

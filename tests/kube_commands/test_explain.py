@@ -123,6 +123,39 @@ def test_what_is_safe_is_told_with_its_proof() -> None:
     assert "from scratch: nothing has been committed." in " ".join(why(raw).next)
 
 
+@pytest.mark.parametrize(
+    ("phase", "reason", "adopt", "text"),
+    [
+        (
+            "Pending",
+            "PodsPending",
+            True,
+            "from the newest commit of the run that checkpoint.adopt takes over",
+        ),
+        ("Failed", "RunExists", False, "with checkpoint.adopt from the newest commit of that run"),
+    ],
+)
+def test_of_a_run_that_an_earlier_object_began_nobody_is_told_that_nothing_is_committed(
+    phase: str, reason: str, adopt: bool, text: str
+) -> None:
+    raw = told(phase, reason)
+    raw["spec"]["checkpoint"]["adopt"] = adopt
+    del raw["status"]["lastCommitted"]
+    said = why(raw)
+    assert text in " ".join(said.next)
+    assert said.safe == [
+        "What was committed before this object stays: rtj checkpoints list --job sft shows it."
+    ]
+
+
+def test_a_job_whose_end_nobody_saw_says_that_its_last_step_is_safe() -> None:
+    raw = told("Complete", "Finished")
+    raw["status"]["attempts"][-1] |= {"lastStep": 600, "outcome": "Finished", "endedAt": at(-1)}
+    assert "So is step 600, the last one: rtj checkpoints list --job sft shows it." in why(raw).safe
+    raw["status"]["attempts"][-1]["lastStep"] = raw["status"]["lastCommitted"]["step"]
+    assert not any("the last one" in sentence for sentence in why(raw).safe)
+
+
 def test_conditions_that_are_not_as_they_should_be_are_pointed_at() -> None:
     raw = told("Running", "RanksTraining")
     raw["status"]["conditions"] += [

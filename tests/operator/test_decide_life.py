@@ -269,6 +269,11 @@ def test_all_pods_finished_is_complete_and_job_success_alone_is_not() -> None:
     finished = pods(2, plan=True, status=end_report(OutcomeKind.FINISHED))
     decision = running().seeing(jobs=1, pods=finished).decide()
     assert decision.status.phase is Phase.COMPLETE
+    nobody_looked = running().committing(step=7, sequence=9)
+    unseen = nobody_looked.after(nobody_looked.decide()).seeing(jobs=1, pods=finished).decide()
+    assert "its last save is committed, step 7 is the newest commit that was seen" in (
+        unseen.status.message or ""
+    )
     done = JobView("sft-p1", "job-1", 1, 2, complete=True)
     ended = tuple(replace(p, trainer_running=False, trainer_end=ContainerEnd(0)) for p in pods(2, plan=True))
     silent = running().seeing(jobs=(done,), pods=ended).decide()

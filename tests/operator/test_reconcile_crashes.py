@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_cluster import KEY, Cluster, Died, assert_one_of_everything, run_until_planned
 
-from rtj_operator.api.names import LABEL_PLACEMENT, LABEL_UID
+from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID
 from rtj_operator.decide.observed import Observed
 from rtj_operator.faults import (
     AFTER_ATTEMPT_ENTRY,
@@ -20,7 +20,7 @@ from rtj_operator.faults import (
     Faults,
 )
 from rtj_operator.fencing import Stores
-from rtj_operator.kube import JOBS
+from rtj_operator.kube import EVENTS, JOBS
 from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.journal import Attempt
 
@@ -90,6 +90,20 @@ def test_a_job_of_somebody_else_under_our_name_is_never_touched(cluster: Cluster
         with pytest.raises(TryLater):
             cluster.step(operator)
     assert len(cluster.kube.log) == writes, "a retry that fails alike writes nothing"
+
+
+def test_a_job_that_was_kept_when_its_object_was_deleted_is_named_with_what_ends_its_ranks(
+    cluster: Cluster,
+) -> None:
+    labels = {LABEL_JOB: "sft", LABEL_UID: "uid-before", LABEL_PLACEMENT: "1"}
+    meta = {"name": "sft-p1", "namespace": "ns", "labels": labels}  # --cascade=orphan takes its owner away
+    cluster.kube.put(JOBS, {"metadata": meta, "spec": {"parallelism": 0}})
+    with pytest.raises(TryLater, match="kubectl delete job -n ns sft-p1"):
+        cluster.step(cluster.operator())
+    assert ("delete", "jobs", "sft-p1") not in cluster.kube.log
+    assert "left by an earlier object of this name (uid uid-before)" in cluster.status()["message"]
+    events = [b for (plural, _, _), b in cluster.kube.objects.items() if plural == EVENTS.plural]
+    assert [e["reason"] for e in events if "sft-p1" in e["note"]] == ["Waiting"]
 
 
 def test_a_job_of_an_earlier_object_of_the_same_name_makes_room(cluster: Cluster) -> None:

@@ -77,6 +77,10 @@ def _trouble(pod: dict[str, Any]) -> str:
 def _safe(case: Case) -> list[str]:
     status = case.status
     done, proven = status.last_committed, status.last_verified
+    if done is None and (case.takes_over or case.reason == Reason.RUN_EXISTS):
+        return [
+            f"What was committed before this object stays: rtj checkpoints list --job {case.name} shows it."
+        ]
     if done is None:
         return ["Nothing is committed yet: a failure now means training from the start."]
     said = [f"Step {done.step} is committed ({done.checkpoint_id}, {since(done.time, case.at)} ago)."]
@@ -86,6 +90,9 @@ def _safe(case: Case) -> list[str]:
         said.append("It has been proven by a resume, a drill or a deep check.")
     else:
         said.append(f"The newest proven one is step {proven.step} ({proven.checkpoint_id}).")
+    end = status.attempts[-1].last_step if status.attempts and status.phase is Phase.COMPLETE else None
+    if end is not None and end > done.step:
+        said.append(f"So is step {end}, the last one: rtj checkpoints list --job {case.name} shows it.")
     risk = status.recovery_point.committed if status.recovery_point else None
     if risk is not None and status.phase not in (Phase.COMPLETE, Phase.SUSPENDED):
         lost = f"{counted(risk.steps, 'step')} ({counted(risk.samples, 'sample')}, {span(risk.seconds)})"

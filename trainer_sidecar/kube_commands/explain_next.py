@@ -36,6 +36,11 @@ class Case:
     def reason(self) -> str:
         return self.status.reason or ""
 
+    @property
+    def takes_over(self) -> bool:
+        """Its run may be an earlier object's, of which this one's status knows nothing yet."""
+        return self.job.spec.checkpoint.adopt and not self.status.adopted
+
 
 def next_sentences(case: Case) -> list[str]:
     """All of them, the most certain first."""
@@ -209,7 +214,7 @@ def _store_again(_: Case) -> str:
 
 
 def _pods_again(_: Case) -> str:
-    return "Kubernetes tries again by itself; when all pods run, the operator starts the attempt."
+    return "It is tried again by itself; when all pods run, the operator starts the attempt."
 
 
 def _unschedulable(case: Case) -> str:
@@ -237,6 +242,10 @@ def _from(case: Case) -> str:
     source = case.job.spec.checkpoint.resume_from
     if source is not None:
         return f"from {source.checkpoint_id or 'the newest checkpoint'} of run {source.run_id}."
+    if case.takes_over:
+        return "from the newest commit of the run that checkpoint.adopt takes over."
+    if case.reason == Reason.RUN_EXISTS:
+        return "with checkpoint.adopt from the newest commit of that run."
     return "from scratch: nothing has been committed."
 
 

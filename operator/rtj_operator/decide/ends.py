@@ -160,6 +160,9 @@ def complete(view: View, status: JobStatus, end: End) -> Step:
     """All ranks finished, their last save committed: O8 wants the outcome, not just the Job's condition."""
     done = status.last_committed
     last = f"; the last commit is step {done.step}" if done else ""
+    if done is not None and end.step is not None and done.step < end.step:
+        # The end came while nobody looked, and only a sidecar that runs tells its commits.
+        last = f"; its last save is committed, step {done.step} is the newest commit that was seen here"
     attempts = status.counters.attempts
     message = f"{end.message} after {attempts} attempt{'' if attempts == 1 else 's'}{last}"
     status = told(status, Phase.COMPLETE, Reason.FINISHED, message)

@@ -35,6 +35,8 @@ REFUSALS = frozenset(
     }
 )
 """Reasons of refused actions that are tried again."""
+_NO_STORE = frozenset({Reason.RIGHT_MISSING, Reason.TEMPLATE_REFUSED, Reason.POD_REFUSED})
+"""Refusals by the API server."""
 _OF_ITS_OWN = frozenset(
     {
         Phase.RUNNING,
@@ -75,7 +77,7 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     if trouble.reason is Reason.ATTEMPT_SUPERSEDED:
         status = _given_up(view, status, trouble)
     event_reason = EventReason.FAILED if trouble.final else EventReason.STORE_TROUBLE
-    if trouble.reason is Reason.RIGHT_MISSING:
+    if trouble.reason in _NO_STORE and not trouble.final:
         event_reason = EventReason.WAITING
     if trouble.about:
         event_reason = EventReason.DELETION_BLOCKED
