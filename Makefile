@@ -57,7 +57,7 @@ cluster-up: cluster-build ## Start the local cluster
 cluster-down: ## Stop the local cluster and remove what it left
 	@$(or $(wildcard $(PYTHON)),python3) hack/cluster down
 
-.PHONY: demo bench soak soak-cluster
+.PHONY: demo bench soak soak-cluster drills-cluster
 demo: setup ## Lose a node, shrink, resume and prove it, on a local cluster
 	@$(PYTHON) hack/demo $(ARGS)
 bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="scale relaunch --kills 20")
@@ -68,6 +68,8 @@ soak-cluster: setup ## API server and store away for five minutes each, then hal
 	@RTJ_API_OUTAGE_SECONDS=300 RTJ_STORE_OUTAGE_SECONDS=300 hack/test.sh \
 	  tests/operator/test_operator_trouble_on_cluster.py tests/cluster/test_cluster_sealed_save.py
 	@$(PYTHON) hack/chaos $(ARGS)
+drills-cluster: setup ## The fault drills D1 to D10 on the local cluster (ARGS="D3 D9"); report in drills-out/
+	@$(PYTHON) hack/fault_drills.py $(ARGS)
 
 .PHONY: dist
 dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
@@ -77,5 +79,5 @@ dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
 
 .PHONY: clean
 clean: cluster-down ## Stop the cluster and remove what tools and runs have written
-	rm -rf build dist demo-out chaos-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist demo-out chaos-out drills-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

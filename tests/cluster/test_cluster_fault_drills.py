@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hack.cluster_world import NAMESPACE, World
-from trainer_sidecar.cli import main
+from hack.fault_drills import campaign
 from trainer_sidecar.contract.fault_order import FAULT_LABEL, FAULT_LABEL_VALUE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -18,18 +17,13 @@ DRILLS = ("D3", "D9")
 
 
 def test_a_campaign_injects_proves_measures_and_reports(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", world.cluster.variables["KUBECONFIG"])
     world.cluster.kubectl("label", "namespace", NAMESPACE, f"{FAULT_LABEL}={FAULT_LABEL_VALUE}")
     world.install(faultInjection={"enabled": True})
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(world.document("any", gpus=1)))
-    words = ["--to", str(tmp_path / "out"), "--endpoint", world.cluster.host_s3_endpoint]
-    code = main(["drill", "faults", *DRILLS, "-n", NAMESPACE, "-f", str(file), *words])
-    said = capsys.readouterr().out
-    assert code == 0, said
-    report = json.loads((tmp_path / "out.json").read_text())
+    code = campaign(world, [*DRILLS, "-n", NAMESPACE], tmp_path)
+    assert code == 0, capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
     assert [(d["id"], d["verdict"], d["reasons"]) for d in report["drills"]] == [
         (name, "passed", []) for name in DRILLS
     ]
@@ -38,5 +32,5 @@ def test_a_campaign_injects_proves_measures_and_reports(
     assert flipped["lost"]["steps"] > 0
     assert "frozen before-claim" in frozen["fired"]
     assert all(d["seen"]["recoverySeconds"] > 0 for d in report["drills"])
-    assert "Passed: 2 passed" in (tmp_path / "out.html").read_text()
+    assert "Passed: 2 passed" in (tmp_path / "report.html").read_text()
     world.cluster.kubectl("label", "namespace", NAMESPACE, f"{FAULT_LABEL}-")
