@@ -396,6 +396,8 @@ def test_a_save_that_the_store_keeps_from_ending_is_shown_after_a_minute_and_gon
     assert degraded(seeing(3600.0, "Uploading"))[0] == "False"
     text = "the save of step 40 does not commit: StoreUnavailable: no route"
     assert degraded(seeing(60.0)) == ("True", "SavesFailing", text)
+    suspending = seeing(60.0).specified(suspend=True)
+    assert degraded(suspending.after(suspending.decide()).later(20)) == ("True", "SavesFailing", text)
 
 
 @pytest.mark.parametrize("index", [0, 1])

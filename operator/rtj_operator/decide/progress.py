@@ -129,7 +129,7 @@ def training(view: View) -> Step | None:
     short = grace_too_short(view)
     if short is not None:
         events = (*events, Event(EventReason.GRACE_TOO_SHORT, short[1], f"grace/{view.number}", warning=True))
-    ill = _saves_failing(seen) or blocked(view.standing) or _not_finite(seen) or short
+    ill = saves_failing(seen) or blocked(view.standing) or _not_finite(seen) or short
     return Step(told(status, phase, reason, text), (), soon, events, ill)
 
 
@@ -291,8 +291,9 @@ def span(start: float | None, end: float | None) -> float | None:
     return round(min(max(0.0, end - start), 1e6), 3)
 
 
-def _saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
-    """Saves that failed, or one that neither ends nor fails because the store is away (protocol G: it goes on)."""
+def saves_failing(seen: SidecarStatus) -> tuple[str, str] | None:
+    """(reason, sentence) of saves that failed, or of one that neither ends nor fails because the store is away
+    (protocol G: it goes on)."""
     save = seen.in_flight
     if save is not None and save.phase == "Stalled" and save.seconds >= STALLED_SECONDS:
         why = seen.store_error[:500] or "it is past checkpoint.saveTimeoutSeconds"

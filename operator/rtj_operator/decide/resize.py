@@ -11,6 +11,7 @@ from rtj_operator.decide.ends import after_altered, complete, fail, record_end
 from rtj_operator.decide.hang import stacks_first
 from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.place import new_placement, released, room
+from rtj_operator.decide.progress import coordinator, saves_failing
 from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
 from rtj_operator.text import many
@@ -61,7 +62,8 @@ def draining(view: View) -> Step | None:
     )
     plan = view.plan
     effects = (PublishOrder(plan, Order.SAVE_AND_EXIT, ids(deaf)),) if deaf and plan else ()
-    return Step(view.status, effects, WATCH_SECONDS)
+    seen = coordinator(view)
+    return Step(view.status, effects, WATCH_SECONDS, degraded=saves_failing(seen) if seen else None)
 
 
 def _ordered_for(view: View, attempt: AttemptStatus) -> float:
