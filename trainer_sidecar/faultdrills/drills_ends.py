@@ -246,5 +246,5 @@ def _ended(
 
 def _told(stage: Stage) -> str:
     """What the status says of the end."""
-    ended = [a for a in stage.status.get("attempts") or [] if a.get("number") == 1]
+    ended = [a for a in stage.status.get("attempts") or [] if a.get("attempt") == 1]
     return str(ended[0].get("message", "")) if ended else "status.attempts does not hold it"
