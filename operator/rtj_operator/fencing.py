@@ -351,7 +351,10 @@ def conflict_of(stores: Stores, spec: EffectiveSpec, credentials: Mapping[str, s
         return removed
     place = f"run {kept.journal.keys.prefix} in {kept.journal.store.url}"
     other = f"{owner.cluster or 'local'}/{owner.namespace}/{owner.name} (uid {owner.uid})"
-    return f"{place} belongs to {other}: choose another checkpoint.runId, or set checkpoint.adopt: true to take it over"
+    return (
+        f"{place} belongs to {other}: set checkpoint.adopt: true to take it over, or make a new job with another "
+        "checkpoint.runId, which cannot change"
+    )
 
 
 def trouble(exc: Exception) -> FenceTrouble:

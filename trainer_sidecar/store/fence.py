@@ -283,8 +283,8 @@ def _check_owner(history: History, request: FenceRequest, journal: Journal) -> N
         raise RunExistsError(removed)
     if not request.adopt:
         raise RunExistsError(
-            f"run {journal.keys.prefix} in {journal.store.url} belongs to {other}: choose another checkpoint.runId, or "
-            "set checkpoint.adopt: true to take it over"
+            f"run {journal.keys.prefix} in {journal.store.url} belongs to {other}: set checkpoint.adopt: true to take "
+            "it over, or make a new job with another checkpoint.runId, which cannot change"
         )
 
 
