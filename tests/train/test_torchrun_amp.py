@@ -16,7 +16,9 @@ from trainer_sidecar.contract.plan import CheckpointPolicy, WhenBusy
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(300)]
 FULL_UNTIL = 40  # steps of milliseconds: the first due save must fall below it
-BY_SECONDS = CheckpointPolicy(interval_steps=0, interval_seconds=0.05, when_busy=WhenBusy.SKIP)
+BY_SECONDS = CheckpointPolicy(
+    interval_steps=0, interval_seconds=0.05, when_busy=WhenBusy.SKIP, max_failed_saves=0
+)
 
 
 @pytest.fixture(scope="module")

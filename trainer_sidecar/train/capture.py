@@ -71,7 +71,7 @@ class Captured:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(piece.entry for piece in self.pieces)
+        return tuple([piece.entry for piece in self.pieces])
 
 
 @dataclass
@@ -294,7 +294,7 @@ class State:
             "class": zero.class_of(optimizer),
             "zero": zero.stage_of(optimizer) if known.zero is None else known.zero,
             "groups": self.groups(optimizer, known.names),
-            "state": known.slots or self._slots(i, optimizer),
+            "state": self._slots(i, optimizer) if known.slots is None else known.slots,
         }
 
     def _slots(self, i: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

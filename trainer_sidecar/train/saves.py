@@ -137,14 +137,13 @@ class Saves:
         self.cost = SaveCost()
 
     def reserve(self, captured: Captured) -> None:
-        """Allocate the buffer in the background, so that the first save is no slower than others."""
-        plan = self._planner.plan(split(captured)[0].entries)
-        self._reserving = self._background.begin(lambda: self._reserve(plan))
+        """Plan and allocate in the background, so that the first save is no slower than others."""
+        self._reserving = self._background.begin(lambda: self._reserve(captured))
 
-    def _reserve(self, plan: OwnershipPlan) -> None:
+    def _reserve(self, captured: Captured) -> None:
         try:
-            self._stager.reserve(plan)
-        except StagingFailed as error:  # the save itself will fail with it, and tell the sidecar
+            self._stager.reserve(self._planner.plan(split(captured)[0].entries))
+        except (StagingFailed, OSError, ValueError) as error:  # the save itself will fail with it, and say so
             log.warning("buffer is not allocated yet: %s", error)
 
     def begin(self, captured: Captured, content: Content) -> InFlight:

@@ -171,6 +171,7 @@ class Stager:
         self._give_back()
         if self.buffer.control()[1] in _USABLE:
             self._reserve(plan.size)
+            self.views(plan)
 
     def _reserve(self, size: int) -> None:
         size = max(size, 1)  # where this rank owns nothing, the sidecar opens the file all the same
