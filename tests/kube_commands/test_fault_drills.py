@@ -11,11 +11,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import store_world as world
 from cluster_desk import Desk
 
+from trainer_sidecar.audit.journal import read_entries
 from trainer_sidecar.cli import build_parser
 from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FAULT_LABEL
+from trainer_sidecar.contract.journal import Attempt, Cause, Entry
 from trainer_sidecar.contract.ledger import LedgerStep
+from trainer_sidecar.faultdrills import measure
 from trainer_sidecar.faultdrills.campaign import one, told
 from trainer_sidecar.faultdrills.catalogue import DRILLS, LIMITS, Drill, chosen
 from trainer_sidecar.faultdrills.outcome import (
@@ -31,6 +35,7 @@ from trainer_sidecar.faultdrills.page import bars, page
 from trainer_sidecar.faultdrills.stage import DrillError, NotRunError, Stage
 from trainer_sidecar.faultdrills.trail import Trail
 from trainer_sidecar.kube_commands.drill import DEFAULT_KEY
+from trainer_sidecar.store.open import open_store
 
 GOOD = Seen(
     fired="SIGKILL to rank 0",
@@ -183,12 +188,7 @@ def test_drills_are_named_by_id_and_d10_means_all_of_its_kinds() -> None:
 
 
 def test_a_trail_takes_each_step_of_a_rank_once_and_skips_what_is_cut_off() -> None:
-    class Nothing:
-        def pods(self, job: object) -> list[object]:
-            return []
-
-    trail = Trail(Nothing(), {}, clock=lambda: 7.0)  # type: ignore[arg-type]
-    trail.close()
+    trail = quiet_trail()
     line = LedgerStep(
         attempt=1, epoch=3, step=5, rank=1, dp_rank=1, dp=2, samples=[1, 2], loss=0.5, time=time.time()
     )
@@ -225,3 +225,84 @@ def test_the_page_names_every_drill_and_its_commands_are_commands() -> None:
         assert f"-{kind}`" in text or not dash
     for word in (FAULT_LABEL, FAULT_ANNOTATION, DEFAULT_KEY, "FaultsArmed", "FaultsRefused"):
         assert word in text
+
+
+def quiet_trail() -> Trail:
+    class Nothing:
+        def pods(self, job: object) -> list[object]:
+            return []
+
+    trail = Trail(Nothing(), {}, clock=lambda: 7.0)  # type: ignore[arg-type]
+    trail.close()
+    return trail
+
+
+def tell(trail: Trail, epoch: int, step: int, rank: int, samples: list[int], loss: float) -> None:
+    line = LedgerStep(
+        attempt=1, epoch=epoch, step=step, rank=rank, dp_rank=rank, dp=2, samples=samples, loss=loss,
+        time=1000.0 + 100 * epoch + step / 2,
+    )  # fmt: skip
+    trail.take(b"rtj-drill " + line.to_bytes())
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> tuple[Trail, Attempt, Attempt, list[Entry]]:
+    """Saved at step 4, told until step 7 (the last one by one rank alone), then again from step 5 to 8, saved."""
+    store = open_store(f"file://{tmp_path}/store")
+    world.save(store, world.fence(store), 4)
+    world.save(store, world.fence(store, "nonce-2", cause=Cause.RANK_FAILED), 8)
+    entries = read_entries(store, world.KEYS)
+    first, second = (entry for entry in entries if isinstance(entry, Attempt))
+    trail = quiet_trail()
+    for epoch, steps in ((first.seq, range(1, 7)), (second.seq, range(5, 9))):
+        for step in steps:
+            for rank in (0, 1):
+                tell(
+                    trail, epoch, step, rank, [step * 12 + rank * 6 + i for i in range(6)], 8.0 - step + rank
+                )
+    tell(trail, first.seq, 7, 1, [90], 9.0)
+    return trail, first, second, entries
+
+
+def test_what_was_lost_runs_from_the_restore_point_to_the_last_step_that_a_rank_told(
+    resumed: tuple[Trail, Attempt, Attempt, list[Entry]],
+) -> None:
+    trail, first, second, _ = resumed
+    assert measure.lost(trail, first, second) == Loss(steps=3, samples=36, seconds=1.5)
+    assert measure.lost(quiet_trail(), first, second) == Loss(steps=0, samples=0, seconds=0)
+
+
+def test_steps_made_twice_must_have_the_same_samples_and_losses(
+    resumed: tuple[Trail, Attempt, Attempt, list[Entry]],
+) -> None:
+    trail, first, second, _ = resumed
+    same = measure.same_losses(trail, first, second, 1e-6)
+    assert (same.holds, same.seen[:8]) == (True, "2 steps,")
+    for samples, loss, why in (
+        ([1], 9.0, "other samples"),
+        ([90], 9.1, "9 and 9.05"),
+        ([90], float("nan"), "nan"),
+    ):
+        other = quiet_trail()
+        for epoch, rank in ((first.seq, 0), (first.seq, 1), (second.seq, 0)):
+            tell(other, epoch, 7, rank, [90], 9.0)
+        tell(other, second.seq, 7, 1, samples, loss)
+        found = measure.same_losses(other, first, second, 1e-6)
+        assert not found.holds
+        assert why in found.seen
+    assert measure.same_losses(quiet_trail(), first, second, 1e-6).seen == "no step was made twice"
+
+
+def test_the_audits_find_a_sample_that_was_not_consumed_and_a_commit_that_was_passed_over(
+    resumed: tuple[Trail, Attempt, Attempt, list[Entry]],
+) -> None:
+    trail, _, second, entries = resumed
+    assert [c.holds for c in measure.proofs(entries, trail, newest_picked=True)] == [True, True, True]
+    lacking = quiet_trail()
+    for told_step in trail.told:
+        if (told_step.line.epoch, told_step.line.step) != (second.seq, 6):
+            lacking.take(b"rtj-drill " + told_step.line.to_bytes())
+    (lost,) = (c for c in measure.proofs(entries, lacking, newest_picked=True) if not c.holds)
+    assert "step 6 survives" in lost.seen
+    numbers = measure.losses(trail, [second])
+    assert numbers == [(2, step, 8.5 - step) for step in range(5, 9)]

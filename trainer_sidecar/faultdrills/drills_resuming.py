@@ -6,9 +6,10 @@ from functools import partial
 from trainer_sidecar.contract import API_GROUP, API_VERSION
 from trainer_sidecar.contract.checkpoint import ManifestFile
 from trainer_sidecar.contract.journal import Manifest
+from trainer_sidecar.faultdrills.measure import step_of
 from trainer_sidecar.faultdrills.outcome import Check, Seen
 from trainer_sidecar.faultdrills.scratch import JOBS_ROOT
-from trainer_sidecar.faultdrills.stage import Stage, step_of
+from trainer_sidecar.faultdrills.stage import Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
 _INSIDE = "inside an accumulation window"

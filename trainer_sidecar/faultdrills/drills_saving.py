@@ -5,8 +5,9 @@ from functools import partial
 
 from trainer_sidecar.contract.fault_order import FaultOrder
 from trainer_sidecar.contract.journal import Manifest
+from trainer_sidecar.faultdrills.measure import step_of
 from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
-from trainer_sidecar.faultdrills.stage import DrillError, Stage, step_of
+from trainer_sidecar.faultdrills.stage import DrillError, Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
 FREEZE_SECONDS = 60.0

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from trainer_sidecar.contract.checkpoint import ManifestFile
 from trainer_sidecar.contract.journal import Attempt, Manifest
+from trainer_sidecar.faultdrills.measure import step_of
 from trainer_sidecar.faultdrills.outcome import Check, Seen
-from trainer_sidecar.faultdrills.stage import DrillError, Stage, step_of
+from trainer_sidecar.faultdrills.stage import DrillError, Stage
 
 INTERVAL = 40
 """Steps between saves: long enough that the damaged checkpoint still is the newest when the rank dies."""

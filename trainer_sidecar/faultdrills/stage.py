@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from trainer_sidecar.audit.history import prove_fenced, prove_newest_picked, surviving_history
-from trainer_sidecar.audit.ledger import LedgerError
-from trainer_sidecar.audit.proof import Proof
-from trainer_sidecar.audit.samples import prove_exactly_once
+from trainer_sidecar.audit.journal import read_entries
 from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FaultOrder, sign
-from trainer_sidecar.contract.journal import Attempt, Entry, Manifest
+from trainer_sidecar.contract.journal import Attempt, Manifest
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.status import SidecarStatus
-from trainer_sidecar.faultdrills import pod_code
+from trainer_sidecar.faultdrills import measure, pod_code
 from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
 from trainer_sidecar.faultdrills.scratch import WISHES, Scratch
 from trainer_sidecar.faultdrills.trail import Trail, follow
@@ -26,7 +23,6 @@ from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
 
-DATASET = 1 << 16
 START_SECONDS = 300.0
 OPERATOR_SECONDS = 60.0
 POLL_SECONDS = 0.3
@@ -277,61 +273,15 @@ class Stage:
 
     def lost(self, before: Attempt, after: Attempt) -> Loss:
         """Steps of attempt `before` that `after` makes again, with their samples and seconds."""
-        last = max(self.trail.steps(before.seq), default=0)
-        back = step_of(after)
-        steps = max(0, last - back)
-        end = self.trail.step_time(last, before.seq)
-        start = self.trail.step_time(back, before.seq) or before.time
-        seconds = max(0.0, end - start) if steps and end is not None else 0.0
-        batch = before.topology.batch.global_batch_size
-        return Loss(steps=steps, samples=steps * batch, seconds=round(seconds, 2))
-
-    def proofs(self, *, newest_picked: bool = True, ranks_heard: bool = True) -> list[Check]:
-        """What holds for every drill: read from the journal and from what the ranks told."""
-        entries = self._entries()
-        proofs = [prove_fenced(entries)]
-        if newest_picked:
-            proofs.append(prove_newest_picked(entries))
-        if ranks_heard:
-            proofs.append(self._exactly_once(entries))
-        return [Check(name=p.name, holds=p.holds, seen=p.claim if p.holds else str(p)) for p in proofs]
-
-    def _entries(self) -> list[Entry]:
-        from trainer_sidecar.audit.journal import read_entries
-
-        return read_entries(self.store, self.keys)
-
-    def _exactly_once(self, entries: list[Entry]) -> Proof:
-        try:
-            return prove_exactly_once(surviving_history(entries), self.trail.ledgers(), dataset_size=DATASET)
-        except (LedgerError, ValueError) as exc:
-            return Proof("each sample exactly once", "", {}, [str(exc)])
+        return measure.lost(self.trail, before, after)
 
     def same_losses(self, before: Attempt, after: Attempt, tolerance: float) -> Check:
         """Steps that both attempts made: same samples, and losses within a relative tolerance."""
-        ledgers, name = self.trail.ledgers(), "steps made twice are equal"
-        both = sorted(set(self.trail.steps(before.seq)) & set(self.trail.steps(after.seq)))
-        apart: list[str] = []
-        worst = compared = 0.0
-        for step in both:
-            old, new = ledgers.step(before.seq, step), ledgers.step(after.seq, step)
-            if old is None or new is None or old.loss is None or new.loss is None:
-                continue
-            if len(old.lines) != before.topology.mesh.world_size:
-                continue  # the fault came while the ranks were at it
-            if len(new.lines) != after.topology.mesh.world_size:
-                continue
-            compared += 1
-            if sorted(_samples(old.lines)) != sorted(_samples(new.lines)):
-                apart.append(f"step {step}: other samples")
-            difference = abs(new.loss - old.loss) / max(abs(old.loss), 1e-12)
-            worst = max(worst, difference)
-            if difference > tolerance:
-                apart.append(f"step {step}: {old.loss:.8g} and {new.loss:.8g}")
-        if apart or not compared:
-            return Check(name=name, holds=False, seen="; ".join(apart[:5]) or "no step was made twice")
-        said = f"{compared:.0f} steps, same samples, losses differ by at most {worst:.1e} (allowed {tolerance:.0e})"
-        return Check(name=name, holds=True, seen=said)
+        return measure.same_losses(self.trail, before, after, tolerance)
+
+    def proofs(self, *, newest_picked: bool = True) -> list[Check]:
+        """What holds for every drill: read from the journal and from what the ranks told."""
+        return measure.proofs(read_entries(self.store, self.keys), self.trail, newest_picked=newest_picked)
 
     def seen(
         self, fired: str, checks: list[Check], lost: Loss | None, recovery_seconds: float | None
@@ -342,27 +292,9 @@ class Stage:
             checks=checks,
             lost=lost,
             recovery_seconds=None if recovery_seconds is None else round(recovery_seconds, 2),
-            losses=self._losses(),
+            losses=measure.losses(self.trail, self.history().attempts),
             moments=self.moments,
         )
-
-    def _losses(self) -> list[tuple[int, int, float]]:
-        ledgers = self.trail.ledgers()
-        found = []
-        for attempt in self.history().attempts:
-            for record in ledgers.of_epoch(attempt.seq):
-                if record.loss is not None:
-                    found.append((attempt.attempt, record.step, round(record.loss, 6)))
-        return found
-
-
-def step_of(attempt: Attempt) -> int:
-    """The step that an attempt started from."""
-    return attempt.restore.step if attempt.restore else 0
-
-
-def _samples(lines: Mapping[int, Any]) -> list[int]:
-    return [sample for line in lines.values() for sample in line.samples]
 
 
 def _index(pod: JsonObject) -> int:
