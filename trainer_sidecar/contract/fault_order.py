@@ -42,7 +42,7 @@ SavePoint = Literal[
 DeletePoint = Literal["before-delete", "after-delete"]
 """Around a batch of deletions of retention or a sweep."""
 StorePoint = Literal["store-read", "store-write"]
-"""Any request of a sidecar that reads (get, head, list), or that writes (create, put)."""
+"""Any request of a sidecar that reads (get, head, list), or that writes (create, put); probes of the store apart."""
 OperatorPoint = Literal["after-status-write", "after-job-create", "after-attempt-entry"]
 """Around what the operator does for the job."""
 SAVE_POINTS: tuple[str, ...] = get_args(SavePoint)

@@ -11,7 +11,10 @@ from trainer_sidecar.faultdrills.stage import DrillError, Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
 FREEZE_SECONDS = 60.0
-FAILING_REQUESTS = 60
+WRITES_OF_A_SAVE = 16
+"""Or a few less: the first save commits."""
+FAILING_REQUESTS = 12
+"""Each is tried again after a random wait of up to 10 s: half a minute."""
 MOST_GROWTH = 64 << 20
 """Bytes of memory that a sidecar may have more after an outage than before it."""
 
@@ -64,7 +67,7 @@ def _unfinished(stage: Stage) -> str:
 
 def store_away(stage: Stage) -> Seen:
     """D7: the store fails every write for a while."""
-    stage.start(faults=(FaultOrder(point="store-write", after=30, times=FAILING_REQUESTS),))
+    stage.start(faults=(FaultOrder(point="store-write", after=WRITES_OF_A_SAVE, times=FAILING_REQUESTS),))
     stage.attempt(1)
     stage.commit()
     pod = stage.pods()[0]

@@ -22,6 +22,8 @@ from trainer_sidecar.store.base import (
     expected_sha256,
 )
 
+PROBE_PREFIX = ".probe-"
+"""Of the keys that a probe writes, at the store's root."""
 _WRITERS = 8
 _RACES = 3
 
@@ -72,7 +74,7 @@ def probe_store(store: Store, *, large: bool = True) -> ProbeReport:
 
     Raises StoreError only when the store cannot be used at all (AccessDeniedError, BucketMissingError, ...).
     """
-    prefix = f".probe-{uuid4().hex}/"
+    prefix = f"{PROBE_PREFIX}{uuid4().hex}/"
     try:
         return ProbeReport(store.url, tuple(_checks(store, prefix, large)))
     finally:
@@ -167,4 +169,4 @@ def _clean(store: Store, prefix: str) -> None:
         store.delete([o.key for o in store.list(prefix)])
         store.discard_unfinished(prefix, lambda _key: True)
     except StoreError:
-        return  # a sidecar may lack the right to delete; what is left is a few bytes under .probe-
+        return  # a sidecar may lack the right to delete; what is left is a few bytes under PROBE_PREFIX
