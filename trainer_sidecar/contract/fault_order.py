@@ -63,7 +63,8 @@ class FaultOrder(Document):
     pod: int = Field(default=0, ge=0, le=4095)
     after: int = Field(default=0, ge=0, le=1_000_000)
     times: int = Field(default=1, ge=1, le=1000)
-    seconds: float = Field(default=0, ge=0, le=60, allow_inf_nan=False)
+    seconds: float = Field(default=0, ge=0, le=100, allow_inf_nan=False)
+    """Less than what the sidecar's liveness probe takes to end a frozen one (120 s)."""
 
 
 class SignedOrders(Document):

@@ -10,7 +10,8 @@ from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
 from trainer_sidecar.faultdrills.stage import DrillError, Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
-FREEZE_SECONDS = 60.0
+FREEZE_SECONDS, SLEEP_SECONDS = 60.0, 100.0
+"""Until its pod is deleted; until the next attempt has begun, before which the operator waits 30 s for a sealed save."""
 WRITES_OF_A_SAVE = 16
 """Or a few less: the first save commits."""
 FAILING_REQUESTS = 12
@@ -169,7 +170,7 @@ def _memory(stage: Stage, pod: JsonObject) -> int:
 
 def old_pod_wakes_up(stage: Stage) -> Seen:
     """D9: the process that is about to commit sleeps, and wakes up when the next attempt has begun."""
-    stage.start(nodes=2, ranks=1, faults=(FaultOrder(point="before-claim", after=1, seconds=FREEZE_SECONDS),))
+    stage.start(nodes=2, ranks=1, faults=(FaultOrder(point="before-claim", after=1, seconds=SLEEP_SECONDS),))
     first = stage.attempt(1)
     stage.commit()
     pods = stage.pods()
@@ -200,7 +201,7 @@ def old_pod_wakes_up(stage: Stage) -> Seen:
         ),
         *stage.proofs(),
     ]
-    fired = f"frozen before-claim for {FREEZE_SECONDS:g} s with a save that all ranks had written; {killed}"
+    fired = f"frozen before-claim for {SLEEP_SECONDS:g} s with a save that all ranks had written; {killed}"
     return stage.seen(fired, checks, lost, heard - fault)
 
 
