@@ -11,7 +11,7 @@ from trainer_sidecar.faultdrills.stage import DrillError, Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
 FREEZE_SECONDS, SLEEP_SECONDS = 60.0, 100.0
-"""Until its pod is deleted; until the next attempt has begun, before which the operator waits 30 s for a sealed save."""
+"""Until its pod is deleted; until the next attempt has begun, which waits 30 s for a sealed save."""
 WRITES_OF_A_SAVE = 16
 """Or a few less: the first save commits."""
 FAILING_REQUESTS = 12
