@@ -5,15 +5,20 @@ thousands of watch events at a start that took more time than looking at them.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
+
 
 class Handover:
-    """Calls from any one thread, made in order on the loop that `open` was called on. Nothing is taken before that."""
+    """Calls from other threads, made in order on the loop that `open` was called on. Nothing is taken before that."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._woken = False
+        """The loop will come to the calls that stand there."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -29,10 +34,15 @@ class Handover:
         if self._loop is None:
             return
         self._calls.append((act, values))
-        if len(self._calls) == 1:  # whoever put the others there has woken the loop, or it is at them
+        if not self._woken:
+            self._woken = True
             self._loop.call_soon_threadsafe(self._make)
 
     def _make(self) -> None:
-        while self._calls:
+        self._woken = False  # first: who calls from now on wakes the loop again
+        for _ in range(len(self._calls)):
             act, values = self._calls.popleft()
-            act(*values)
+            try:
+                act(*values)
+            except Exception:  # those behind it are made all the same
+                log.exception("what another thread told could not be taken")

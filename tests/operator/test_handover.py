@@ -56,3 +56,46 @@ def test_calls_of_another_thread_are_made_in_order_and_a_crowd_of_them_wakes_the
     heard, at_once = asyncio.run(told())
     assert heard == list(range(20000)), "none is lost or overtaken, whenever the loop was at them"
     assert at_once == 1
+
+
+def test_a_call_that_fails_is_told_and_keeps_back_none_behind_it_nor_later_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def told() -> list[int]:
+        heard: list[int] = []
+        handover = Handover()
+        handover.open()
+        handover.call(heard.append, 1)
+        handover.call(heard.index, 99)
+        handover.call(heard.append, 2)
+        await asyncio.sleep(0)
+        handover.call(heard.append, 3)
+        await asyncio.sleep(0)
+        return heard
+
+    assert asyncio.run(told()) == [1, 2, 3]
+    assert "99 is not in list" in caplog.text
+
+
+def test_calls_of_many_threads_are_all_made() -> None:
+    async def told() -> list[tuple[int, int]]:
+        heard: list[tuple[int, int]] = []
+        handover = Handover()
+        handover.open()
+
+        def crowd(speaker: int) -> None:
+            for number in range(3000):
+                handover.call(heard.append, (speaker, number))
+
+        threads = [threading.Thread(target=crowd, args=(speaker,)) for speaker in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return heard
+
+    heard = asyncio.run(told())
+    for speaker in range(4):
+        assert [number for who, number in heard if who == speaker] == list(range(3000))
