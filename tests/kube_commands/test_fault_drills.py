@@ -14,9 +14,12 @@ import pytest
 import store_world as world
 from cluster_desk import Desk
 
+from rtj_operator.admission import admit
+from rtj_operator.api.effective import OperatorDefaults
+from rtj_operator.api.validation import validate
 from trainer_sidecar.audit.journal import read_entries
 from trainer_sidecar.cli import build_parser
-from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FAULT_LABEL
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FAULT_LABEL, FAULT_LABEL_VALUE, check
 from trainer_sidecar.contract.journal import Attempt, Cause, Entry
 from trainer_sidecar.contract.ledger import LedgerStep
 from trainer_sidecar.faultdrills import measure
@@ -32,6 +35,8 @@ from trainer_sidecar.faultdrills.outcome import (
     judge,
 )
 from trainer_sidecar.faultdrills.page import bars, page
+from trainer_sidecar.faultdrills.scratch import Scratch
+from trainer_sidecar.faultdrills.settings import Settings
 from trainer_sidecar.faultdrills.stage import DrillError, NotRunError, Stage
 from trainer_sidecar.faultdrills.trail import Trail
 from trainer_sidecar.kube_commands.drill import DEFAULT_KEY
@@ -306,3 +311,50 @@ def test_the_audits_find_a_sample_that_was_not_consumed_and_a_commit_that_was_pa
     assert "step 6 survives" in lost.seen
     numbers = measure.losses(trail, [second])
     assert numbers == [(2, step, 8.5 - step) for step in range(5, 9)]
+
+
+class Recorder:
+    """A cluster that takes a job, and nothing further: the drill ends when it asks the store."""
+
+    namespace = host = "scratch"
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+
+    def call(self, method: str, path: str, query: object = None, body: Any = None, *_: Any, **__: Any) -> Any:
+        if method == "POST" and path.endswith("/resumabletrainingjobs"):
+            self.jobs.append(body)
+        return {**(body or {}), "metadata": {"name": "x", "labels": {FAULT_LABEL: FAULT_LABEL_VALUE}}}
+
+    def job(self, name: str) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "status": {"phase": "Pending"}}
+
+    def pods(self, job: object) -> list[object]:
+        return []
+
+
+class Unasked:
+    """A store that ends the drill."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise DrillError("the store was asked")
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda d: d.id)
+def test_the_job_of_each_drill_is_one_that_api_server_and_operator_take(drill: Drill) -> None:
+    cluster = Recorder()
+    container = {"name": "trainer", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    settings = Settings(
+        template={"containers": [container]}, store={"url": "s3://bucket/prefix"}, namespace="scratch",
+        fault_key=b"0123456789abcdef", cut_node="cut {node}", heal_node="heal {node}",
+    )  # fmt: skip
+    result = one(drill, LIMITS, Scratch(cluster, settings), Unasked())  # type: ignore[arg-type]
+    assert result.reasons == ["the store was asked"]
+    (body,) = cluster.jobs
+    meta = body["metadata"] | {"namespace": "scratch", "uid": "u"}
+    job = admit({**body, "metadata": meta})
+    assert validate(job, OperatorDefaults(allowed_secrets=frozenset({"rtj-store"}))) == []
+    orders = job.metadata.annotations.get(FAULT_ANNOTATION)
+    assert (orders is not None) == (drill.id in ("D1", "D7", "D9"))
+    if orders is not None:
+        assert check(b"0123456789abcdef", "scratch", drill.name, orders, time.time())
