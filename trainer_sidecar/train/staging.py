@@ -133,6 +133,8 @@ class Stager:
         open_folder(folder)
         self._failed = False
         self.buffer = self._first_usable()
+        self._alone = False
+        """There are no bytes of another buffer to give back."""
         self._views: tuple[OwnershipPlan, list[torch.Tensor]] | None = None
 
     def _first_usable(self) -> Buffer:
@@ -150,12 +152,15 @@ class Stager:
         found = self._first_usable()
         if found.name != self.buffer.name:
             self.buffer.release()
-            self.buffer, self._views = found, None
+            self.buffer, self._views, self._alone = found, None, False
         self._failed = False
 
     def _give_back(self) -> None:
         """Unlink the bytes of buffers that are free and not in use. Their control blocks stay: a generation that began
         again would let an old seal's upload free a buffer that is being written."""
+        if self._alone:
+            return
+        self._alone = True
         for control in self.folder.glob("buffer-*.ctl"):
             number = control.stem.removeprefix("buffer-")
             if control.stem == self.buffer.name or not number.isdigit():
@@ -164,6 +169,8 @@ class Stager:
             with contextlib.suppress(ValueError):  # a damaged control block: the sidecar's to judge
                 if other.control()[1] in _USABLE:
                     other.path.unlink(missing_ok=True)
+                else:
+                    self._alone = False
 
     def reserve(self, plan: OwnershipPlan) -> None:
         """Allocate for `plan` ahead of the first save, outside the step (datapath T4)."""
