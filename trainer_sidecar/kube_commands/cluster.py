@@ -137,10 +137,14 @@ class Cluster:
             )  # fmt: skip
             link.run_forever(timeout=timeout)
             said, errors, code = link.read_stdout(timeout=0), link.read_stderr(timeout=0), link.returncode
+            link.close()
         except (ApiException, WebSocketException, OSError) as exc:
             raise ClusterError(f"{where} cannot be run: {exc}") from exc
+        except (KeyError, TypeError, ValueError) as exc:  # of an end that does not say how
+            raise ClusterError(f"{where} did not say how it ended") from exc
         if code != 0:
-            raise ClusterError(f"{where} ended with {code}: {errors or said}")
+            end = f"did not end within {timeout:.0f} s" if code is None else f"ended with {code}"
+            raise ClusterError(f"{where} {end}: {errors or said}".strip(": \n"))
         return str(said)
 
     @property
