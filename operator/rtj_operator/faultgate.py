@@ -76,7 +76,7 @@ class FaultGate:
             return False
         meta = job.metadata
         fired = _fired(await self._kube.get(RTJ, meta.namespace, meta.name))
-        if fired.get(place, 0) >= wished:
+        if fired is None or fired.get(place, 0) >= wished:
             return False
         noted = json.dumps({**fired, place: fired.get(place, 0) + 1})
         body = {"metadata": {"annotations": {FIRED_ANNOTATION: noted}}}
@@ -102,13 +102,14 @@ class FaultGate:
         return check(self._key, meta.namespace, meta.name, text, self._now())
 
 
-def _fired(raw: Object) -> dict[str, int]:
-    """How often each place has been fatal, as the job notes it; nothing for a note of somebody else."""
+def _fired(raw: Object) -> dict[str, int] | None:
+    """How often each place has been fatal, as the job notes it; None for a note that this operator did not write."""
     try:
         found = json.loads((raw["metadata"].get("annotations") or {}).get(FIRED_ANNOTATION, "{}"))
     except ValueError:
-        return {}
-    return {k: v for k, v in found.items() if isinstance(v, int)} if isinstance(found, dict) else {}
+        return None
+    ours = isinstance(found, dict) and all(isinstance(n, int) and n > 0 for n in found.values())
+    return found if ours else None
 
 
 def read_key(file: str) -> bytes | None:

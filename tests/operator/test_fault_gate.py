@@ -18,6 +18,7 @@ from trainer_sidecar.contract.fault_order import (
     FAULT_ANNOTATION,
     FAULT_LABEL,
     FAULT_LABEL_VALUE,
+    FIRED_ANNOTATION,
     FaultOrder,
     from_text,
     sign,
@@ -73,6 +74,7 @@ def test_orders_reach_the_sidecars_of_the_first_placement_and_an_event_tells_the
         (signed(b"another key of this length"), LABELS, KEY, "not signed with this installation's key for ns/sft"),
         (signed(name="other"), LABELS, KEY, "not signed with this installation's key for ns/sft"),
         (signed(seconds=-1), LABELS, KEY, "expired"),
+        (signed(seconds=86400), LABELS, KEY, "at most 3600"),
         ("__import__('os')", LABELS, KEY, "they are none"),
     ],
 )  # fmt: skip
@@ -127,6 +129,21 @@ def test_an_operator_dies_as_often_as_ordered_and_the_job_is_placed_once(tmp_pat
     assert handed(cluster) == ()
     assert [name for verb, kind, name in cluster.kube.log if (verb, kind) == ("create", "jobs")] == ["sft-p1"]
     assert cluster.status()["phase"] in ("Starting", "Pending", "Running")
+
+
+@pytest.mark.parametrize(
+    "note", ['{"after-status-write": -1000}', "[]", "nonsense", '{"after-status-write": "0"}']
+)
+def test_an_operator_does_not_die_by_a_count_that_it_did_not_write(tmp_path: Path, note: str) -> None:
+    orders = (FaultOrder(point="after-status-write"),)
+    cluster = Cluster(tmp_path)
+    cluster.kube.put(NAMESPACES, {"metadata": {"name": "ns", "labels": LABELS}})
+    cluster.kube.objects[(RTJ.plural, "ns", "sft")]["metadata"]["annotations"] = {
+        FAULT_ANNOTATION: sign(KEY, "ns", "sft", orders, int(time.time()) + 600),
+        FIRED_ANNOTATION: note,
+    }
+    for _ in range(3):
+        cluster.step(cluster.operator(fault_key=KEY))
 
 
 def test_a_key_that_could_be_guessed_is_refused(tmp_path: Path) -> None:

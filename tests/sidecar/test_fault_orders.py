@@ -112,6 +112,7 @@ def test_orders_are_taken_for_the_object_that_they_were_signed_for_and_in_time()
         (KEY, "ns", "job", text.replace('"times":2', '"times":3'), 0.0, "not signed with"),
         (KEY, "ns", "job", text.replace("1000", "9000"), 0.0, "not signed with"),
         (KEY, "ns", "job", text, 1000.0, "expired"),
+        (KEY, "ns", "job", text, -2601.0, "another 3601 s, at most 3600"),
     ]
     for key, namespace, name, said, now, why in refused:
         with pytest.raises(OrdersRefusedError, match=why):

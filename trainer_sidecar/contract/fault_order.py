@@ -27,6 +27,9 @@ ENV_FAULT_ORDERS = "RTJ_FAULT_ORDERS"
 MOST_ORDERS = 16
 MOST_BYTES = 8192
 """Of the annotation: what is longer is not read."""
+MOST_AHEAD_SECONDS = 3600
+"""Orders that hold for longer are refused. Until they expire, whoever may write the object can have them again, by
+making it anew under its name."""
 
 SavePoint = Literal[
     "after-hash",
@@ -74,7 +77,7 @@ class SignedOrders(Document):
 
     orders: tuple[FaultOrder, ...] = Field(min_length=1, max_length=MOST_ORDERS)
     expires: int
-    """Unix seconds; the operator hands nothing out later."""
+    """Unix seconds; the operator hands nothing out later, nor more than `MOST_AHEAD_SECONDS` before."""
     signature: str
     """HMAC-SHA256, hex, over object, expiry and orders."""
 
@@ -108,6 +111,11 @@ def check(key: bytes, namespace: str, name: str, text: str, now: float) -> tuple
         raise OrdersRefusedError(f"they are not signed with this installation's key for {namespace}/{name}")
     if now >= signed.expires:
         raise OrdersRefusedError(f"they expired {now - signed.expires:.0f} s ago: sign them again")
+    if signed.expires > now + MOST_AHEAD_SECONDS:
+        raise OrdersRefusedError(
+            f"they hold for another {signed.expires - now:.0f} s, at most {MOST_AHEAD_SECONDS} are accepted: sign them "
+            "for less"
+        )
     return signed.orders
 
 

@@ -78,6 +78,6 @@ class ArmedOrders:
                 found = json.loads(workdir.read_file(self._file, _MOST_BYTES))
             except (OSError, ValueError):
                 found = None
-            whole = isinstance(found, list) and len(found) == len(self._orders)
-            self._passed = [int(n) for n in found] if whole else [0] * len(self._orders)
+            whole = isinstance(found, list) and [type(n) for n in found] == [int] * len(self._orders)
+            self._passed = found if whole else [0] * len(self._orders)
         return self._passed
