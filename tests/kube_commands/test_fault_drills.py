@@ -18,7 +18,7 @@ from rtj_operator.admission import admit
 from rtj_operator.api.effective import OperatorDefaults
 from rtj_operator.api.validation import validate
 from trainer_sidecar.audit.journal import read_entries
-from trainer_sidecar.cli import build_parser
+from trainer_sidecar.cli import EXIT_USAGE, build_parser
 from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FAULT_LABEL, FAULT_LABEL_VALUE, check
 from trainer_sidecar.contract.journal import Attempt, Cause, Entry
 from trainer_sidecar.contract.ledger import LedgerStep
@@ -190,6 +190,15 @@ def test_drills_are_named_by_id_and_d10_means_all_of_its_kinds() -> None:
     with pytest.raises(ValueError, match="there is no drill 'D11': use D1, D2"):
         chosen(["D11"])
     assert {d.id.partition("-")[0] for d in DRILLS} == {f"D{n}" for n in range(1, 11)}
+
+
+def test_what_would_spoil_a_campaign_at_its_end_is_said_before_it_begins(desk: Desk, tmp_path: Path) -> None:
+    asked = ("drill", "faults", "D2", "--image", "train:1", "--store", "s3://bucket/drills")
+    desk.rtj(*asked, "--to", str(tmp_path / "none" / "report"), code=EXIT_USAGE)
+    assert f"there is no folder {tmp_path / 'none'} for the report" in desk.said
+    key = str(tmp_path / "key")
+    desk.rtj(*asked, "--to", str(tmp_path / "report"), "--fault-key-file", key, code=EXIT_USAGE)
+    assert "the fault key cannot be read: " in desk.said
 
 
 def test_a_trail_takes_each_step_of_a_rank_once_and_skips_what_is_cut_off() -> None:

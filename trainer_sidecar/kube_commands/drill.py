@@ -71,6 +71,8 @@ def _faults(args: argparse.Namespace) -> int:
 
     if bool(args.drills) == args.all:
         raise ValueError("name the drills, or say --all")
+    if not args.to.parent.is_dir():
+        raise ValueError(f"--to {args.to}: there is no folder {args.to.parent} for the report")
     drills = DRILLS if args.all else chosen(args.drills)
     cluster = cluster_of(args)
     scratch = Scratch(cluster, _settings(args, cluster))
@@ -152,7 +154,10 @@ def _spec_of(file: Path) -> JsonObject:
 def _key(args: argparse.Namespace, cluster: Cluster) -> tuple[bytes | None, str]:
     """The fault key, or why there is none."""
     if args.fault_key_file:
-        return args.fault_key_file.read_bytes().strip(), ""
+        try:
+            return args.fault_key_file.read_bytes().strip(), ""
+        except OSError as exc:
+            raise ValueError(f"the fault key cannot be read: {exc}") from exc
     namespace, _, name = args.fault_key_secret.partition("/")
     try:
         secret = cluster.call("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}", missing=True)
@@ -160,4 +165,7 @@ def _key(args: argparse.Namespace, cluster: Cluster) -> tuple[bytes | None, str]
         return None, str(exc)
     if secret is None:
         return None, f"there is no Secret {args.fault_key_secret} (chart: faultInjection.enabled)"
-    return base64.b64decode(secret["data"]["key"]).strip(), ""
+    key = (secret.get("data") or {}).get("key")
+    if not key:
+        return None, f"Secret {args.fault_key_secret} has no entry key"
+    return base64.b64decode(key).strip(), ""
