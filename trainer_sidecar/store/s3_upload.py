@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _TRIES = 3
+_PIECE = 1024 * 1024
 
 
 class Bucket(Protocol):
@@ -172,8 +173,11 @@ def _open_upload(store: Bucket, key: str, where: Any) -> Iterator[str]:
 
 
 class Body:
-    """Bytes as the file that boto3 wants, sent from where they lie and in one piece: copying them would cost as much
-    as sending them, and urllib3 asks a file for 16 KiB at a time, each of them a system call."""
+    """Bytes as the file that boto3 wants, sent from where they lie: copying them would cost as much as sending them.
+
+    In pieces of `_PIECE`: urllib3 asks a file for 16 KiB at a time, each a system call, and a part in one piece would
+    have to be through within the socket's time-out, which a crowded network does not promise.
+    """
 
     def __init__(self, view: memoryview) -> None:
         self._view, self._at = view[:], 0
@@ -181,10 +185,10 @@ class Body:
     def __len__(self) -> int:
         return len(self._view)
 
-    def read(self, _: int = -1) -> memoryview:
-        """All that is left."""
-        piece = self._view[self._at :]
-        self._at = len(self._view)
+    def read(self, size: int = -1) -> memoryview:
+        """The next piece, however few bytes are asked for; all that is left when `size` is negative, as of a file."""
+        piece = self._view[self._at :] if size < 0 else self._view[self._at : self._at + _PIECE]
+        self._at += len(piece)
         return piece
 
     def tell(self) -> int:
