@@ -123,7 +123,7 @@ DRILLS: tuple[Drill, ...] = (
     _drill(
         "D10-hang",
         "Rank hangs",
-        "a rank is stopped (hangTimeoutSeconds 10)",
+        "a rank is stopped (hangTimeoutSeconds 20)",
         "the job goes on from the newest commit, the cause is shown",
         drills_ends.rank_hangs,
     ),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from trainer_sidecar.contract.journal import Attempt
 from trainer_sidecar.faultdrills.outcome import Check, Seen
 from trainer_sidecar.faultdrills.stage import DrillError, NotRunError, Stage
 from trainer_sidecar.kube_commands.cluster import ClusterError, JsonObject
@@ -85,7 +86,7 @@ def _oom_killed(stage: Stage, pod: JsonObject) -> str:
 
 def rank_hangs(stage: Stage) -> Seen:
     """A rank stops and says nothing."""
-    stage.start(restart={"hangTimeoutSeconds": 10})
+    stage.start(restart={"hangTimeoutSeconds": 20})
     return _ended(stage, lambda stage, pod: stage.signal_rank(pod, "STOP"), ("Hung",))
 
 
@@ -217,14 +218,14 @@ def _ended(
     after: Callable[[], None] = lambda: None,
 ) -> Seen:
     """Do it to a pod of a job that trains and has committed; the next attempt must name one of `causes`."""
-    first = stage.attempt(1)
+    first = stage.trains()
     safe = stage.commit()
     stage.steps_told(first.seq, safe.step + 3)
     pod = victim(stage)
     fault = time.monotonic()
     fired = act(stage, pod)
     after()
-    second, heard = stage.resumed(after=1)
+    second, heard = stage.resumed(first)
     lost = stage.lost(first, second)
     restored = second.restore.step if second.restore else 0
     stage.commit(beyond=restored, epoch=second.seq)
@@ -232,19 +233,19 @@ def _ended(
         Check(
             name="it goes on from the newest commit",
             holds=restored >= safe.step,
-            seen=f"attempt 2 on {second.topology.mesh.world_size} ranks from step {restored}",
+            seen=f"attempt {second.attempt} on {second.topology.mesh.world_size} ranks from step {restored}",
         ),
         Check(
             name="the cause is shown",
             holds=second.cause.value in causes,
-            seen=f"{second.cause.value} ({_told(stage)})",
+            seen=f"{second.cause.value} ({_told(stage, first)})",
         ),
         *stage.proofs(),
     ]
     return stage.seen(fired, checks, lost, heard - fault)
 
 
-def _told(stage: Stage) -> str:
+def _told(stage: Stage, first: Attempt) -> str:
     """What the status says of the end."""
-    ended = [a for a in stage.status.get("attempts") or [] if a.get("attempt") == 1]
+    ended = [a for a in stage.status.get("attempts") or [] if a.get("attempt") == first.attempt]
     return str(ended[0].get("message", "")) if ended else "status.attempts does not hold it"

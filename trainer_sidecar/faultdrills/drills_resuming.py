@@ -18,11 +18,11 @@ _INSIDE = "inside an accumulation window"
 def other_world_size(stage: Stage) -> Seen:
     """D5: half the ranks, which the matrix allows; then a tensor parallel mesh, which it does not."""
     stage.start(nodes=2, ranks=1)
-    first = stage.attempt(1)
+    first = stage.trains()
     stage.commit()
     fault = time.monotonic()
     stage.patch(nodes=1)
-    second, heard = stage.resumed(after=1)
+    second, heard = stage.resumed(first)
     lost = stage.lost(first, second)
     verified = stage.wait("verdict on the resume", lambda: _verdict(stage), 120)
     commit = stage.commit(beyond=step_of(second), epoch=second.seq)
@@ -34,7 +34,7 @@ def other_world_size(stage: Stage) -> Seen:
         Check(
             name="dp 2 to dp 1 resumes",
             holds=(mesh.dp, mesh.tp) == (1, 1) and second.restore is not None,
-            seen=f"attempt 2 on dp {mesh.dp}, tp {mesh.tp}, from step {step_of(second)}",
+            seen=f"attempt {second.attempt} on dp {mesh.dp}, tp {mesh.tp}, from step {step_of(second)}",
         ),
         Check(
             name="with equal loss",
@@ -73,7 +73,7 @@ def inside_accumulation(stage: Stage) -> Seen:
         checkpoint={"accumulationSave": "raw", "intervalSeconds": 0},
         batch={"globalBatchSize": 8, "maxMicroBatchSize": 1},
     )
-    first = stage.attempt(1)
+    first = stage.trains()
     stage.steps_told(first.seq, 2, 300)
     pod = stage.pods()[0]
     stage.wish("save", pod)
@@ -82,7 +82,7 @@ def inside_accumulation(stage: Stage) -> Seen:
     stage.steps_told(first.seq, commit.step + 2)
     fault = time.monotonic()
     killed = stage.signal_rank(pod)
-    second, heard = stage.resumed(after=1)
+    second, heard = stage.resumed(first)
     lost = stage.lost(first, second)
     stage.steps_told(second.seq, commit.step + 3)
     checks = [
@@ -110,12 +110,12 @@ def _micro_step(stage: Stage, commit: Manifest) -> int:
 def control_run(stage: Stage) -> Seen:
     """D8: after a rank's death, what is trained again is compared, and a sandbox trains the same samples once more."""
     stage.start(interval=20)
-    first = stage.attempt(1)
+    first = stage.trains()
     commit = stage.commit()
     stage.steps_told(first.seq, commit.step + 4)
     fault = time.monotonic()
     killed = stage.signal_rank(stage.pods()[0])
-    second, heard = stage.resumed(after=1)
+    second, heard = stage.resumed(first)
     lost = stage.lost(first, second)
     restored = second.restore.checkpoint_id if second.restore else commit.checkpoint_id
     stage.commit(beyond=commit.step, epoch=second.seq)

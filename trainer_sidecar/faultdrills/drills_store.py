@@ -42,7 +42,7 @@ def shard_changed(stage: Stage) -> Seen:
 def _damaged(stage: Stage, act: Callable[[Manifest], str]) -> Seen:
     """Damage the newest checkpoint and kill a rank; the one before it must be used."""
     stage.start(interval=INTERVAL)
-    first, commit = stage.attempt(1), stage.commit()
+    first, commit = stage.trains(), stage.commit()
     for _ in range(TRIES):
         commit = stage.commit(beyond=commit.step)
         said = act(commit)
@@ -54,7 +54,7 @@ def _damaged(stage: Stage, act: Callable[[Manifest], str]) -> Seen:
         raise DrillError(
             "a newer commit came between damage and death: the machine is too slow for this drill"
         )
-    after, heard = stage.resumed(after=1)
+    after, heard = stage.resumed(first)
     restored, before = after.restore, _before(stage, first, commit)
     lost = stage.lost(first, after)
     quarantined = stage.history().quarantined.get(commit.checkpoint_id)
@@ -94,13 +94,13 @@ def _shard(stage: Stage, commit: Manifest) -> str:
 def latest_is_garbage(stage: Stage) -> Seen:
     """D4: the hint to the newest checkpoint is garbage."""
     stage.start(interval=INTERVAL)
-    first = stage.attempt(1)
+    first = stage.trains()
     commit = stage.commit()
     stage.store.put(stage.keys.latest, b'{"checkpointId": "000000009999-0000000099-deadbeef", "step": 9999')
     stage.note("latest.json is garbage")
     fault = time.monotonic()
     killed = stage.signal_rank(stage.pods()[0])
-    second, heard = stage.resumed(after=1)
+    second, heard = stage.resumed(first)
     lost = stage.lost(first, second)
     newer = stage.commit(beyond=step_of(second), epoch=second.seq)
     restored = second.restore.step if second.restore else None
@@ -109,7 +109,7 @@ def latest_is_garbage(stage: Stage) -> Seen:
         Check(
             name="the newest commit is found by scanning",
             holds=restored is not None and restored >= commit.step,
-            seen=f"attempt 2 restored step {restored}; step {commit.step} was committed",
+            seen=f"attempt {second.attempt} restored step {restored}; step {commit.step} was committed",
         ),
         Check(
             name="the hint is right again",

@@ -24,16 +24,18 @@ def step_of(attempt: Attempt) -> int:
 
 
 def lost(trail: Trail, before: Attempt, after: Attempt) -> Loss:
-    """Steps of attempt `before` that `after` makes again: from its restore point to the last step that a rank had told.
+    """Steps of `before` that `after` makes again: from its restore point to the last step that a rank had told."""
+    return between(trail, before, step_of(after), max(trail.steps(before.seq), default=0))
 
-    Seconds are those that training took for them, by the clock of the rank's node.
-    """
-    last, back = max(trail.steps(before.seq), default=0), step_of(after)
+
+def between(trail: Trail, attempt: Attempt, back: int, last: int) -> Loss:
+    """Steps `back` + 1 to `last` of an attempt, and the seconds that they took by the clock of a rank's node."""
     steps = max(0, last - back)
-    end = trail.step_time(last, before.seq)
-    start = trail.step_time(back, before.seq) or before.time
+    end = trail.step_time(last, attempt.seq)
+    start = trail.step_time(back, attempt.seq) or attempt.time
     seconds = max(0.0, end - start) if steps and end is not None else 0.0
-    return Loss(steps=steps, samples=steps * _batch(before), seconds=round(seconds, 2))
+    batch = attempt.topology.batch.global_batch_size
+    return Loss(steps=steps, samples=steps * batch, seconds=round(seconds, 2))
 
 
 def same_losses(trail: Trail, before: Attempt, after: Attempt, tolerance: float) -> Check:
@@ -87,7 +89,3 @@ def _told(ledgers: Ledgers, attempt: Attempt, step: int) -> tuple[list[int], flo
     if record is None or record.loss is None or len(record.lines) != attempt.topology.mesh.world_size:
         return None
     return sorted(sample for line in record.lines.values() for sample in line.samples), record.loss
-
-
-def _batch(attempt: Attempt) -> int:
-    return attempt.topology.batch.global_batch_size

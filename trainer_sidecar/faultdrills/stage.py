@@ -170,17 +170,23 @@ class Stage:
             seconds,
         )
 
-    def resumed(self, after: int, seconds: float = START_SECONDS) -> tuple[Attempt, float]:
-        """The newest attempt beyond number `after` that has made a step, and when that was heard (monotonic)."""
+    def trains(self, after: int = 0, seconds: float = START_SECONDS) -> Attempt:
+        """The newest attempt beyond number `after`, once a rank of it has told a step."""
 
-        def reached() -> tuple[Attempt, float] | None:
+        def reached() -> Attempt | None:
             newest = self.history().newest
-            first = self.trail.first(newest.seq) if newest and newest.attempt > after else None
-            return (newest, first.at) if newest and first else None
+            return newest if newest and newest.attempt > after and self.trail.first(newest.seq) else None
 
         found = self.wait(f"step after attempt {after}", reached, seconds)
-        self.note(f"attempt {found[0].attempt} makes steps")
+        self.note(f"attempt {found.attempt} makes steps")
         return found
+
+    def resumed(self, before: Attempt) -> tuple[Attempt, float]:
+        """The attempt after `before` that makes steps, and when its first one was heard (monotonic)."""
+        found = self.trains(before.attempt)
+        first = self.trail.first(found.seq)
+        assert first is not None, "`trains` has seen it"
+        return found, first.at
 
     def commit(
         self, beyond: int = 0, *, epoch: int | None = None, seconds: float = START_SECONDS
