@@ -41,7 +41,8 @@ from rtj_operator.faults import (
     AFTER_STATUS_WRITE,
     Faults,
 )
-from rtj_operator.fencing import FenceOrder, FenceTrouble, Stores, conflict_of, fence
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import FenceOrder, Stores, conflict_of, fence
 from rtj_operator.kube import (
     JOBS,
     RTJ,

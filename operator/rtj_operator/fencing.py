@@ -1,7 +1,7 @@
 """Fence and pick against the store, and the plan that comes of it. The one place where the operator touches a store.
 
-All of it blocks and runs in a thread. What can go wrong comes out as `FenceTrouble` with the reason that the job's
-status shows; running trainers are never touched by it.
+All of it blocks and runs in a thread. What can go wrong comes out as `FenceTrouble`; running trainers are never touched
+by it.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.conditions import Reason
 from rtj_operator.decide.observed import PodView
+from rtj_operator.fencetrouble import FenceTrouble, PlanRefused, trouble
 from rtj_operator.kube import Unavailable
 from rtj_operator.matrix import open_matrix
 from rtj_operator.mesh import Refusal, plan_size
@@ -24,30 +25,11 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.plan import CheckpointPolicy, Endpoint, Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.contract.topology import Topology
-from trainer_sidecar.store.base import (
-    AccessDeniedError,
-    BucketMissingError,
-    ClockSkewError,
-    NotFoundError,
-    Store,
-    StoreError,
-    UnsupportedStoreError,
-)
-from trainer_sidecar.store.fence import (
-    Fenced,
-    FenceError,
-    FenceRequest,
-    Fork,
-    ForkSourceError,
-    NothingRestorableError,
-    RunExistsError,
-    RunTakenOverError,
-    SupersededError,
-    fence_and_pick,
-)
+from trainer_sidecar.store.base import NotFoundError, Store, StoreError
+from trainer_sidecar.store.fence import Fenced, FenceError, FenceRequest, Fork, fence_and_pick
 from trainer_sidecar.store.forks import release_source
 from trainer_sidecar.store.history import History
-from trainer_sidecar.store.journal import Journal, JournalError, JournalLostError
+from trainer_sidecar.store.journal import Journal, JournalError
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
@@ -63,19 +45,6 @@ MASTER_PORTS = range(20000, 30000)
 MOST_STORES = 64
 MOST_JOURNALS = 128
 """Runs whose journal is kept in memory; another one's is read from its first entry again."""
-
-
-class FenceTrouble(Exception):
-    """The store, or what stands in it, is in the way. `final`: nothing but a change of the spec helps. `about`: what
-    was to be done, when that was no attempt."""
-
-    def __init__(self, reason: Reason, message: str, *, final: bool = False, about: str = "") -> None:
-        super().__init__(message)
-        self.reason, self.final, self.about = reason, final, about
-
-
-class PlanRefused(Exception):
-    """The mesh at this size cannot resume what the restore point saved."""
 
 
 @dataclass(frozen=True)
@@ -355,30 +324,6 @@ def conflict_of(stores: Stores, spec: EffectiveSpec, credentials: Mapping[str, s
         f"{place} belongs to {other}: set checkpoint.adopt: true to take it over, or make a new job with another "
         "checkpoint.runId, which cannot change"
     )
-
-
-def trouble(exc: Exception) -> FenceTrouble:
-    """The reason that a failed fence has in the job's status."""
-    reasons: list[tuple[type[Exception], Reason, bool]] = [
-        (RunTakenOverError, Reason.RUN_TAKEN_OVER, True),
-        (RunExistsError, Reason.RUN_EXISTS, True),
-        (ForkSourceError, Reason.FORK_SOURCE_UNUSABLE, True),
-        (SupersededError, Reason.ATTEMPT_SUPERSEDED, False),
-        (NothingRestorableError, Reason.NOTHING_RESTORABLE, True),
-        (JournalLostError, Reason.JOURNAL_LOST, False),
-        (FormatTooNewError, Reason.SCHEMA_MISMATCH, False),
-        (PlanRefused, Reason.TRANSITION_BLOCKED, False),
-        (AccessDeniedError, Reason.STORE_ACCESS_DENIED, False),
-        (ClockSkewError, Reason.CLOCK_SKEWED, False),
-        (UnsupportedStoreError, Reason.STORE_UNSUPPORTED, False),
-        (BucketMissingError, Reason.STORE_UNAVAILABLE, False),
-    ]
-    in_doubt = isinstance(exc, NothingRestorableError) and exc.in_doubt
-    for kind, reason, final in reasons:
-        if isinstance(exc, kind):
-            final = final and not in_doubt
-            return FenceTrouble(reason, str(exc), final=final)
-    return FenceTrouble(Reason.STORE_UNAVAILABLE, f"{type(exc).__name__}: {exc}")
 
 
 def _request(journal: Journal, order: FenceOrder) -> FenceRequest:

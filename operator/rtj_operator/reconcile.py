@@ -24,7 +24,7 @@ from rtj_operator.decide.observed import Lived
 from rtj_operator.decide.trouble import Trouble, cannot_look, troubled, unreadable
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
-from rtj_operator.fencing import FenceTrouble
+from rtj_operator.fencetrouble import FenceTrouble
 from rtj_operator.firstlook import FirstLook
 from rtj_operator.job_metrics import JobMetrics
 from rtj_operator.kube import (

@@ -8,7 +8,8 @@ from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.removal import LET_GO
-from rtj_operator.fencing import APPEND_TIMEOUT, FenceTrouble, Stores, trouble
+from rtj_operator.fencetrouble import FenceTrouble, trouble
+from rtj_operator.fencing import APPEND_TIMEOUT, Stores
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Owner
 from trainer_sidecar.contract.keys import RunKeys

@@ -22,7 +22,7 @@ from rtj_operator.decide.actions import Event
 from rtj_operator.decide.observed import ContainerEnd, PodView
 from rtj_operator.decide.trouble import Trouble, troubled
 from rtj_operator.decide.view import View
-from rtj_operator.fencing import PlanRefused, trouble
+from rtj_operator.fencetrouble import PlanRefused, trouble
 from rtj_operator.mesh import plan_size
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology

@@ -10,7 +10,8 @@ from test_restore_point_bad import OneStore, order, world
 
 from rtj_operator.api.spec import CompatibilityEntry
 from rtj_operator.conditions import Reason
-from rtj_operator.fencing import FenceOrder, FenceTrouble, fence
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import FenceOrder, fence
 from trainer_sidecar.contract.checkpoint import fingerprints_digest
 from trainer_sidecar.contract.journal import Manifest, Owner
 from trainer_sidecar.contract.keys import RunKeys

@@ -9,7 +9,8 @@ from test_restore_point_bad import OneStore, order, world
 
 from rtj_operator.api.checkpoint import ResumeFrom
 from rtj_operator.conditions import Reason
-from rtj_operator.fencing import FenceOrder, FenceTrouble, fence
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import FenceOrder, fence
 from trainer_sidecar.contract.journal import Attempt, Hold, Owner, RunRef
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.journal import Journal

@@ -29,7 +29,8 @@ from rtj_operator.decide.actions import (
     WriteStatus,
 )
 from rtj_operator.faults import AFTER_REMOVAL
-from rtj_operator.fencing import FenceTrouble, Stores, conflict_of, fence
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import Stores, conflict_of, fence
 from rtj_operator.kube import EVENTS, JOBS, PODS, RTJ, Conflict, Invalid
 from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.journal import Attempt, Owner, Retired

@@ -19,7 +19,8 @@ from rtj_operator.api.effective import OperatorDefaults, effective
 from rtj_operator.conditions import Reason
 from rtj_operator.decide.accused import too_many_bad
 from rtj_operator.decide.actions import FenceAndPublish
-from rtj_operator.fencing import FenceOrder, FenceTrouble, Stores, fence
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import FenceOrder, Stores, fence
 from trainer_sidecar.contract.journal import Cause, ObjectRef, Owner, Quarantined, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys, checkpoint_id
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind

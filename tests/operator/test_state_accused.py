@@ -22,7 +22,8 @@ from test_restore_point_bad import (
 
 from rtj_operator.api import Phase
 from rtj_operator.conditions import Reason
-from rtj_operator.fencing import FenceOrder, FenceTrouble, fence
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import FenceOrder, fence
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
 from trainer_sidecar.contract.keys import RunKeys, parse_checkpoint_id
 from trainer_sidecar.contract.plan import OnVerificationFailure

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from rtj_operator.api.drill import NEWEST, DrilledCheckpoint
 from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.drills.verdict import Recorded
-from rtj_operator.fencing import APPEND_TIMEOUT, Stores, trouble
+from rtj_operator.fencetrouble import trouble
+from rtj_operator.fencing import APPEND_TIMEOUT, Stores
 from trainer_sidecar.contract.checkpoint import fingerprints_digest
 from trainer_sidecar.contract.drill import ReadResult
 from trainer_sidecar.contract.journal import Manifest, Owner, Quarantined, RestorePoint

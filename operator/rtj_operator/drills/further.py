@@ -42,7 +42,8 @@ from rtj_operator.drills.verdict import (
 )
 from rtj_operator.drills.words import DrillReason
 from rtj_operator.events import EventPoster
-from rtj_operator.fencing import FenceTrouble, Stores
+from rtj_operator.fencetrouble import FenceTrouble
+from rtj_operator.fencing import Stores
 from rtj_operator.kube import (
     DRILLS,
     JOBS,

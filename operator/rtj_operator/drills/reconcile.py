@@ -12,7 +12,7 @@ from rtj_operator.drills.evidence import commits_after
 from rtj_operator.drills.further import Case, DrillSteps
 from rtj_operator.drills.schedule import drill_body, next_due, scheduled, surplus
 from rtj_operator.drills.words import DrillReason
-from rtj_operator.fencing import FenceTrouble
+from rtj_operator.fencetrouble import FenceTrouble
 from rtj_operator.kube import DRILLS, RTJ, AlreadyExists, Conflict, KubeError, NotFound, Object
 from rtj_operator.prepared import Prepared, prepare
 from rtj_operator.queue import Key
