@@ -16,8 +16,8 @@ from hack.chaos.scene import UNREACHABLE, Scene
 from hack.chaos.schedule import Fault, Kind, Schedule
 from hack.cluster_world import Job
 
-PATIENCE_SECONDS = 240.0
-"""For a fault to find a target and to be proven: as long as a job may take to be back."""
+PATIENCE_SECONDS = 900.0
+"""For a fault to find a target and to be proven: as long as jobs may take to be back on a busy machine."""
 AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 2.0
 LEFT_STEPS, LINGER_SECONDS = 60, 5.0
