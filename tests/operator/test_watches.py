@@ -28,9 +28,13 @@ def test_kopf_keeps_its_hands_off_the_objects() -> None:
     assert settings.process.ultimate_exiting_timeout is None
     storage = settings.persistence.diffbase_storage
     body = kopf.Body({"metadata": {"name": "sft"}, "spec": {"nodes": 4}})
-    assert (storage.fetch(body=body), dict(storage.build(body=body))) == (None, {}), "no body is copied to be compared"
+    assert (storage.fetch(body=body), dict(storage.build(body=body))) == (None, {}), (
+        "no body is copied to be compared"
+    )
     assert 0 < (settings.watching.chunk_size or 0) <= 250
-    assert settings.queueing.idle_timeout < 1, "a start among thousands of pods holds all of their bodies for so long"
+    assert settings.queueing.idle_timeout < 1, (
+        "a start among thousands of pods holds all of their bodies for so long"
+    )
     supervisor = Supervisor(WatchOptions(lambda **_: None, "job"), lambda *_: None, lambda *_: None)
     registry = supervisor._registry()
     assert len(registry._watching.get_all_handlers()) == 4
