@@ -35,7 +35,6 @@ _OF_THE_JOB_ALONE = (
     "ttlSecondsAfterFinished",
     "managedBy",
 )
-
 _ANY = {"dp": "*", "tp": "*", "pp": "*"}
 
 
