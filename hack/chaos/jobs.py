@@ -31,7 +31,7 @@ def _start(world: World, name: str, steps: int, interval: int, pace: float) -> J
         restart={
             # Faults come faster than anybody's failures would: none of them may end a job.
             "maxAttemptsWithoutProgress": 100, "backoffSeconds": 1, "maxBackoffSeconds": 8,
-            "hangTimeoutSeconds": 60, "startupTimeoutSeconds": 240,
+            "hangTimeoutSeconds": 120, "startupTimeoutSeconds": 900,
         },
     )  # fmt: skip
     document["spec"]["checkpoint"]["retention"] = {"keepLast": KEEP_LAST}

@@ -49,7 +49,7 @@ HOLD_SECONDS = {
 """How long a fault lasts that has to be taken back."""
 ON_NODES = (Kind.CUT_NODE, Kind.CHANGE_GPUS)
 """One at a time: with both nodes gone there is nothing left to watch."""
-GAP_SECONDS = (18.0, 46.0)
+GAP_SECONDS = (20.0, 50.0)
 """Between two faults: a relaunch on two cores takes about as long, so that some faults meet one."""
 DRAWS = 1 << 16
 

@@ -40,7 +40,7 @@ class Size:
     """Steps between two saves."""
     pace: float = 0.5
     """Seconds that a step sleeps, until the faults are over."""
-    idle: float = 300.0
+    idle: float = 600.0
     """A job without a step for so many seconds is stuck."""
 
 
