@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +114,18 @@ def other_rate(world: World) -> None:
     world.optimizer.param_groups[0]["lr"] = 0.5
 
 
+def a_number_of_the_optimizer(world: World) -> None:
+    """Under no parameter: legacy optimizers count their steps so."""
+    world.optimizer.state["steps"] = 5  # type: ignore[index]
+
+
+def moved_model(world: World) -> None:
+    """torch swaps the contents of parameters where it must, and refuses those that are referred to weakly."""
+    for parameter in world.model.parameters():
+        other = nn.Parameter(parameter.detach() + 1, requires_grad=parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, other)
+
+
 def a_group_more(world: World) -> None:
     moved = world.optimizer.param_groups[0]["params"].pop()
     world.optimizer.add_param_group({"params": [moved], "lr": 0.1})
@@ -133,6 +147,8 @@ CHANGES = [
     load_moments,
     clear_moments,
     other_rate,
+    a_number_of_the_optimizer,
+    moved_model,
     a_group_more,
 ]
 
@@ -167,3 +183,24 @@ def test_a_capture_does_not_change_with_the_next_one() -> None:
     first.trainable.clear()
     assert len(world.state.capture().pieces) == len(first.pieces) + 1
     assert world.state.capture().trainable
+
+
+def test_moments_that_a_script_lets_go_of_are_gone_at_once() -> None:
+    """RLHF moves them to the host while a policy generates: their memory must not wait for the next save."""
+    world = World()
+    moments = world.optimizer.state[world.model.a.weight]
+    gone = weakref.ref(moments["exp_avg"])
+    world.state.capture()
+    moments["exp_avg"] = moments["exp_avg"].clone()
+    gc.collect()
+    assert gone() is None
+    assert content(world.state.capture()) == content(world.fresh().capture())
+
+
+def test_pieces_of_one_capture_are_not_those_of_another() -> None:
+    """A window that is given up puts the buffers of its start into its own capture alone."""
+    world = World()
+    first = world.state.capture()
+    for piece in first.pieces:
+        piece.local = torch.zeros(1)
+    assert content(world.state.capture()) == content(world.fresh().capture())

@@ -9,8 +9,9 @@ torch's get/set_optimizer_state_dict (datapath T14). Tensors are `model/<name>`,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.bucket_order import BucketOrder
 from trainer_sidecar.train.extra_state import below, flatten
-from trainer_sidecar.train.known import Known, of_modules, of_optimizer
+from trainer_sidecar.train.known import Known, held, let_go, of_modules, of_optimizer
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
 from trainer_sidecar.train.model_names import (
     aliases,
@@ -39,7 +40,7 @@ from trainer_sidecar.train.rank_0 import OfRank0
 from trainer_sidecar.train.stage import Stage
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
     """One global tensor and this rank's part of it, `local`: the live `tensor` or, when that is sharded, its shard."""
 
@@ -79,7 +80,8 @@ class _Parameters:
     """What a walk over the model has found; `modules`: those with buffers, `sharding`: those of FSDP2."""
 
     known: Known
-    pieces: list[Piece]
+    entries: list[Entry]
+    frozen: list[bool]
     trainable: list[str]
     modules: list[tuple[str, nn.Module]]
     sharding: list[FSDPModule]
@@ -91,7 +93,7 @@ class _Moments:
     belong to single ranks, `known` is None: it is walked every time."""
 
     known: Known | None
-    pieces: list[Piece]
+    entries: list[Entry]
     names: list[list[str]] | None = None
     """Of each group's parameters, sorted."""
     slots: dict[str, Any] | None = None
@@ -144,16 +146,16 @@ class State:
 
     def capture(self, *, documents: bool = True) -> Captured:
         """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
-        model = self._parameters()
-        found = Captured(list(model.pieces))
+        pieces, model = self._parameters()
+        found = Captured(pieces)
         if documents:
             found.aliases, found.gradient_buckets = self._tied, self.buckets.names()
             found.trainable = list(model.trainable)
         for name, buffer in _buffers(model.modules):
             found.pieces.append(self.piece(f"model/{self.stage.name(name)}", buffer, first=self.wrapped))
         for i, optimizer in enumerate(self.optimizers):
-            moments = self._moments(i, optimizer)
-            found.pieces += moments.pieces
+            pieces, moments = self._moments(i, optimizer)
+            found.pieces += pieces
             if documents:
                 found.optimizers.append(self._optimizer(i, optimizer, moments))
         if any(map(zero.is_partitioned, self.optimizers)):
@@ -164,19 +166,20 @@ class State:
                 found.of_rank_0.add(key)
         return found
 
-    def _parameters(self) -> _Parameters:
-        """Pieces of all parameters: those of the capture before, when another walk would find the same."""
+    def _parameters(self) -> tuple[list[Piece], _Parameters]:
+        """Pieces of all parameters, named as in the capture before when another walk would find the same."""
         found = self._walked
         for module in found.sharding if found else ():
             module.reshard()
-        if found is None or not found.known.holds():
-            self.reshard()
-            refuse_late(self.model, self.stage, self._tied, self.names)
-            found = self._walked = self._walk()
-        _refresh(found.pieces)
-        return found
+        if found is not None and (tensors := found.known.tensors()) is not None:
+            return _pieces(found.entries, tensors, found.frozen), found
+        self.reshard()
+        refuse_late(self.model, self.stage, self._tied, self.names)
+        self._moved.clear()
+        pieces, self._walked = self._walk()
+        return pieces, self._walked
 
-    def _walk(self) -> _Parameters:
+    def _walk(self) -> tuple[list[Piece], _Parameters]:
         pieces, trainable = [], []
         for name, parameter in self._named_parameters():
             piece = self.piece(f"model/{name}", parameter)
@@ -185,10 +188,12 @@ class State:
             pieces.append(piece)
             if parameter.requires_grad:
                 trainable.append(name)
-        known = Known([p.tensor for p in pieces], of_modules(self.model))
+        known = Known(held([p.tensor for p in pieces]), of_modules(self.model))
         modules = [(prefix, module) for prefix, module in self.model.named_modules()]
         sharding = [module for _, module in modules if isinstance(module, FSDPModule)]
-        return _Parameters(known, pieces, trainable, [m for m in modules if m[1]._buffers], sharding)
+        entries, frozen = [p.entry for p in pieces], [p.frozen for p in pieces]
+        buffered = [m for m in modules if m[1]._buffers]
+        return pieces, _Parameters(known, entries, frozen, trainable, buffered, sharding)
 
     def put_extra(self, captured: Captured, key: str, state: Any) -> None:
         """Let `captured` hold `state` of an extra object instead of what it is now."""
@@ -225,17 +230,15 @@ class State:
     ) -> Piece:
         """`first`: its first replica is the true one; `like`: lives where this one does; `owner`: the one rank
         that has it. Raises ValueError when its mesh does not tell who else has it."""
-        local = tensor
         key: tuple[Any, ...] = (tensor.dtype, tensor.shape)
         if isinstance(tensor, DTensor):
-            local = tensor._local_tensor
             key = (tensor.dtype, tensor.shape, tensor.placements, tensor.device_mesh)
         known = self._entries.get(name)
         if known is None or known[0] != key:
             layout = self.layout(like or name, tensor) if owner is None else self.places.alone(owner)
             known = key, self._entry(name, tensor, first, layout)
             self._entries[name] = known
-        return Piece(known[1], local, tensor)
+        return Piece(known[1], _local(tensor), tensor)
 
     def _entry(self, name: str, tensor: torch.Tensor, first: bool, layout: Layout) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -262,15 +265,15 @@ class State:
                 if parameter in known:
                     yield self._name(parameter), parameter, known[parameter]
 
-    def _moments(self, i: int, optimizer: torch.optim.Optimizer) -> _Moments:
-        """Pieces of an optimizer's state: those of the capture before, when another walk would find the same."""
+    def _moments(self, i: int, optimizer: torch.optim.Optimizer) -> tuple[list[Piece], _Moments]:
+        """Pieces of an optimizer's state, as in the capture before when another walk would find the same."""
         found = self._moved.get(i)
-        if found is None or found.known is None or not found.known.holds():
-            found = self._moved[i] = self._walk_moments(i, optimizer)
-        _refresh(found.pieces)
-        return found
+        if found is not None and found.known is not None and (tensors := found.known.tensors()) is not None:
+            return _pieces(found.entries, tensors), found
+        pieces, self._moved[i] = self._walk_moments(i, optimizer)
+        return pieces, self._moved[i]
 
-    def _walk_moments(self, i: int, optimizer: torch.optim.Optimizer) -> _Moments:
+    def _walk_moments(self, i: int, optimizer: torch.optim.Optimizer) -> tuple[list[Piece], _Moments]:
         pieces, whole = [], True
         for name, parameter, values in self._states(optimizer):
             for key, value in values.items():
@@ -282,11 +285,11 @@ class State:
                 else:
                     whole = False
         if zero.is_partitioned(optimizer):
-            return _Moments(None, pieces)
+            return pieces, _Moments(None, [])
         names = [sorted(self._name(p) for p in group["params"]) for group in optimizer.param_groups]
         slots = self._slots(i, optimizer) if whole else None
-        known = Known([p.tensor for p in pieces], of_optimizer(optimizer))
-        return _Moments(known, pieces, names, slots, zero.stage_of(optimizer))
+        known = Known(let_go([p.tensor for p in pieces]), of_optimizer(optimizer))
+        return pieces, _Moments(known, [p.entry for p in pieces], names, slots, zero.stage_of(optimizer))
 
     def _optimizer(self, i: int, optimizer: torch.optim.Optimizer, known: _Moments) -> dict[str, Any]:
         """What the optimizer is, how its parameters are grouped, and how to make its state again."""
@@ -339,11 +342,14 @@ def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, to
                 yield plain(f"{prefix}.{name}" if prefix else name), buffer
 
 
-def _refresh(pieces: list[Piece]) -> None:
-    """A sharded tensor may have got another shard since."""
-    for piece in pieces:
-        if piece.local is not piece.tensor:
-            piece.local = piece.tensor._local_tensor  # type: ignore[attr-defined]
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _pieces(
+    entries: Sequence[Entry], tensors: Sequence[torch.Tensor], frozen: Iterable[bool] = repeat(False)
+) -> list[Piece]:
+    return list(map(Piece, entries, map(_local, tensors), tensors, frozen))
 
 
 def _refuse_per_rank(path: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
