@@ -27,6 +27,7 @@ from trainer_sidecar.contract.journal import (
     ObjectRef,
     Owner,
     Quarantined,
+    Reinstated,
     RestorePoint,
     SaveReason,
 )
@@ -171,7 +172,7 @@ def test_a_commit_behind_a_newer_fence_is_found() -> None:
 def test_an_attempt_must_start_from_the_newest_commit_that_no_quarantine_names() -> None:
     at2, at4, at6 = commit(2, 1, 2), commit(3, 1, 4), commit(4, 1, 6)
     at6 = at6.model_copy(update={"parent": at4.checkpoint_id})
-    journal = [attempt(1, 1, DP4), at2, at4, at6, attempt(5, 2, DP4, at6)]
+    journal: list[Entry] = [attempt(1, 1, DP4), at2, at4, at6, attempt(5, 2, DP4, at6)]
     assert prove_newest_picked(journal).holds
     bytes_of_6 = quarantine(6, at6)
     assert prove_newest_picked([*journal, bytes_of_6, attempt(7, 3, DP4, at4)]).holds
@@ -180,6 +181,24 @@ def test_an_attempt_must_start_from_the_newest_commit_that_no_quarantine_names()
     state_of_4 = quarantine(6, at4).model_copy(update={"covers_descendants": True})
     assert prove_newest_picked([*journal, state_of_4, attempt(7, 3, DP4, at2)]).holds
     assert not prove_newest_picked([*journal, quarantine(6, at4), attempt(7, 3, DP4, at2)]).holds
+
+
+def test_what_a_person_took_back_is_to_be_picked_again_and_children_of_bad_state_are_not() -> None:
+    """A commit of ranks that went on from a bad state while it was put under quarantine is as bad, whenever it came."""
+    at2, at4 = commit(2, 1, 2), commit(3, 1, 4)
+    bad = quarantine(4, at4)
+    back = Reinstated(
+        seq=5, epoch=5, owner=OWNER, writer="rtj/x", nonce="n5", time=0.0,
+        checkpoint_id=at4.checkpoint_id, by="me", reason="the disk was at fault",
+    )  # fmt: skip
+    journal: list[Entry] = [attempt(1, 1, DP4), at2, at4, bad]
+    assert prove_newest_picked([*journal, back, attempt(6, 2, DP4, at4)]).holds
+    assert not prove_newest_picked([*journal, back, attempt(6, 2, DP4, at2)]).holds
+    state = bad.model_copy(update={"fault": "state", "covers_descendants": True})
+    late = commit(5, 1, 6).model_copy(update={"parent": at4.checkpoint_id})
+    later = commit(6, 1, 8).model_copy(update={"parent": late.checkpoint_id})
+    assert prove_newest_picked([*journal[:3], state, late, later, attempt(7, 2, DP4, at2)]).holds
+    assert not prove_newest_picked([*journal[:3], bad, late, later, attempt(7, 2, DP4, at2)]).holds
 
 
 def quarantine(seq: int, bad: Manifest) -> Quarantined:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer_sidecar.audit.proof import Proof
-from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined
+from trainer_sidecar.contract.journal import Attempt, Entry, Manifest, Quarantined, Reinstated
 
 
 class HistoryError(ValueError):
@@ -133,16 +133,12 @@ def prove_fenced(entries: Sequence[Entry]) -> Proof:
 
 
 def prove_newest_picked(entries: Sequence[Entry]) -> Proof:
-    """Every attempt started from the newest commit before it that no quarantine before it names (R20, R21)."""
+    """Every attempt started from the newest commit before it that was not under quarantine then (R20, R21)."""
     wrong: list[str] = []
-    candidates: list[Manifest] = []
+    ordered = sorted(entries, key=lambda e: e.seq)
     resumed = 0
-    for entry in sorted(entries, key=lambda e: e.seq):
-        if isinstance(entry, Manifest):
-            candidates.append(entry)
-        elif isinstance(entry, Quarantined):
-            candidates = _without(candidates, entry)
-        elif isinstance(entry, Attempt) and candidates:
+    for place, entry in enumerate(ordered):
+        if isinstance(entry, Attempt) and (candidates := _candidates(ordered[:place])):
             resumed += 1
             picked = entry.restore.sequence if entry.restore else None
             if picked != candidates[-1].seq:
@@ -153,13 +149,20 @@ def prove_newest_picked(entries: Sequence[Entry]) -> Proof:
     return Proof("newest commit picked", claim, {"resumes": resumed}, wrong)
 
 
-def _without(commits: list[Manifest], verdict: Quarantined) -> list[Manifest]:
-    """What a quarantine leaves; `commits` are oldest first, so that parents come before their children."""
-    out = set(verdict.checkpoint_ids)
-    left = []
-    for commit in commits:
-        if commit.checkpoint_id in out or (verdict.covers_descendants and commit.parent in out):
-            out.add(commit.checkpoint_id)
-        else:
+def _candidates(before: Sequence[Entry]) -> list[Manifest]:
+    """Commits that no quarantine names or covers and that is not taken back; parents come before their children."""
+    named: dict[str, Quarantined] = {}
+    for entry in before:
+        if isinstance(entry, Quarantined):
+            named = {**dict.fromkeys(entry.checkpoint_ids, entry), **named}
+        elif isinstance(entry, Reinstated):
+            named.pop(entry.checkpoint_id, None)
+    left, tainted = [], {i for i, verdict in named.items() if verdict.covers_descendants}
+    for commit in before:
+        if not isinstance(commit, Manifest):
+            continue
+        if commit.checkpoint_id not in named and commit.parent not in tainted:
             left.append(commit)
+        elif commit.parent in tainted:
+            tainted.add(commit.checkpoint_id)
     return left
