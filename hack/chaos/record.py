@@ -53,8 +53,3 @@ class Story:
     fired: list[Fired] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     """What went wrong apart from any audit: a fault that could not be fired, a job that is stuck."""
-
-    @property
-    def last(self) -> float:
-        """When the last fault had happened or was over."""
-        return max((max(f.hit.proven, f.over) for f in self.fired), default=0.0)

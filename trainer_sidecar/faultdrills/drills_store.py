@@ -11,7 +11,6 @@ from trainer_sidecar.faultdrills.stage import DrillError, Stage
 
 INTERVAL = 40
 """Steps between saves: long enough that the damaged checkpoint still is the newest when the rank dies."""
-TRIES = 3
 
 
 def shard_deleted(stage: Stage) -> Seen:
@@ -42,15 +41,13 @@ def shard_changed(stage: Stage) -> Seen:
 def _damaged(stage: Stage, act: Callable[[Manifest], str]) -> Seen:
     """Damage the newest checkpoint and kill a rank; the one before it must be used."""
     stage.start(interval=INTERVAL)
-    first, commit = stage.trains(), stage.commit()
-    for _ in range(TRIES):
-        commit = stage.commit(beyond=commit.step)
-        said = act(commit)
-        stage.note(said)
-        fault = time.monotonic()
-        killed = stage.signal_rank(stage.pods()[0])
-        if next(iter(stage.history().lineage)).seq == commit.seq:
-            break
+    first, older = stage.trains(), stage.commit()
+    commit = stage.commit(beyond=older.step)
+    said = act(commit)
+    stage.note(said)
+    fault = time.monotonic()
+    killed = stage.signal_rank(stage.pods()[0])
+    if next(iter(stage.history().lineage)).seq != commit.seq:
         raise DrillError(
             "a newer commit came between damage and death: the machine is too slow for this drill"
         )

@@ -18,9 +18,6 @@ class Settings:
     """`spec.template.spec` of a job: a container `trainer` with an image that has torch and the training library."""
     store: JsonObject
     """`spec.checkpoint.store` of a job, as the pods reach it."""
-    endpoint: str | None = None
-    """The store's server as reached from here; None: as in `store`."""
-    region: str | None = None
     namespace: str = ""
     """Empty: one of the campaign's own."""
     ranks: int = 2
