@@ -184,6 +184,24 @@ def test_the_bytes_of_a_buffer_that_is_free_and_not_used_are_given_back_and_its_
     assert first.control() == (1, BufferState.FREE)
 
 
+def test_a_buffer_whose_control_block_could_not_be_read_is_given_back_later(tmp_path: Path) -> None:
+    """A look may meet the sidecar's write halfway; the bytes would fill the volume for the rest of the attempt."""
+    state, stager = trained(), relaunched(tmp_path / "rank-00000")
+    captured, first = state.capture(), Buffer(tmp_path / "rank-00000", 0)
+    plan = Planner(0, 1).plan(captured.entries)
+    control = tmp_path / "rank-00000" / "buffer-0.ctl"
+    whole = control.read_bytes()
+    control.write_bytes(whole[:-1])
+    assert not first.usable()
+    stager.stage(plan, captured, soon())
+    assert first.path.exists()
+    control.write_bytes(whole)
+    first.mark(1, BufferState.FREE)
+    stager.buffer.mark(1, BufferState.FREE)
+    stager.stage(plan, captured, soon())
+    assert not first.path.exists()
+
+
 def test_after_a_save_that_could_not_be_staged_another_buffer_is_looked_for(tmp_path: Path) -> None:
     state, stager = trained(), Stager(tmp_path / "rank-00000")
     captured = state.capture()

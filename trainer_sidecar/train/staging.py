@@ -52,6 +52,13 @@ class Buffer:
             data = b""
         return unpack_control(data) if data else (0, BufferState.FREE)
 
+    def usable(self) -> bool:
+        """Whether no save holds it, as far as a look tells: it may meet a write halfway, or a damaged block."""
+        try:
+            return self.control()[1] in _USABLE
+        except ValueError:
+            return False
+
     def mark(self, generation: int, state: BufferState) -> None:
         """Write the control block in place, in one call."""
         fd = os.open(self._control, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -160,17 +167,17 @@ class Stager:
         again would let an old seal's upload free a buffer that is being written."""
         if self._alone:
             return
-        self._alone = True
+        alone = True
         for control in self.folder.glob("buffer-*.ctl"):
             number = control.stem.removeprefix("buffer-")
             if control.stem == self.buffer.name or not number.isdigit():
                 continue
             other = Buffer(self.folder, int(number))
-            with contextlib.suppress(ValueError):  # a damaged control block: the sidecar's to judge
-                if other.control()[1] in _USABLE:
-                    other.path.unlink(missing_ok=True)
-                else:
-                    self._alone = False
+            if other.usable():
+                other.path.unlink(missing_ok=True)
+            else:
+                alone = False
+        self._alone = alone
 
     def reserve(self, plan: OwnershipPlan) -> None:
         """Allocate for `plan` ahead of the first save, outside the step (datapath T4)."""
@@ -211,11 +218,8 @@ class Stager:
         self.buffer.mark(generation, BufferState.SEALED)
 
     def held(self) -> bool:
-        """Whether the sidecar has not freed the buffer yet, as far as a look tells: it may meet a write halfway."""
-        try:
-            return self.buffer.control()[1] not in _USABLE
-        except ValueError:
-            return True
+        """Whether the sidecar has not freed the buffer yet."""
+        return not self.buffer.usable()
 
     def views(self, plan: OwnershipPlan) -> list[torch.Tensor]:
         """The buffer's bytes as tensors, one per owned piece; cached with the plan."""
