@@ -212,6 +212,9 @@ def test_a_trail_takes_each_step_of_a_rank_once_and_skips_what_is_cut_off() -> N
     (only,) = trail.told
     assert (only.line, only.at) == (line, 7.0)
     assert trail.steps(3) == [5]
+    others = [line.model_copy(update={"step": step, "rank": 0}) for step in (6, 7)]
+    trail.take(b"".join(b"rtj-drill " + other.to_bytes() for other in others))
+    assert trail.steps(3) == [5, 6, 7]
 
 
 def test_the_command_says_what_is_missing_before_it_makes_anything(desk: Desk) -> None:

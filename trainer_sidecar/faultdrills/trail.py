@@ -68,16 +68,14 @@ class Trail:
         return Ledgers(t.line for t in self.told)
 
     def take(self, text: bytes) -> None:
-        """One line of a log."""
-        _, mark, document = text.partition(MARK)
-        if not mark:
-            return
-        try:
-            line = LedgerStep.model_validate_json(document)
-        except ValidationError:
-            return  # cut off, or a rank's own text
-        with self._lock:
-            self._told.setdefault((line.epoch, line.step, line.rank), Told(line, self._clock()))
+        """One line of a log; the lines of two ranks may have become one on their way."""
+        for document in text.split(MARK)[1:]:
+            try:
+                line = LedgerStep.model_validate_json(document)
+            except ValidationError:
+                continue  # cut off, or a rank's own text
+            with self._lock:
+                self._told.setdefault((line.epoch, line.step, line.rank), Told(line, self._clock()))
 
     def _look_for_pods(self) -> None:
         while not self._over.wait(_POLL_SECONDS):
