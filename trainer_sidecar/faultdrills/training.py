@@ -75,15 +75,16 @@ def main() -> None:
     ledger = Path(os.environ["RTJ_LEDGER_DIR"])
     ledger.mkdir(parents=True, exist_ok=True)
     teller = Teller(ledger, int(os.environ["RANK"]))
-    asked = wished("save")
+    # What ranks of this pod before these were asked for is done.
+    done = {name for name in ("memory", "save") if wished(name)}
     with Session.from_env(
         model=model, optimizer=optimizer, scheduler=scheduler, data=Sums(), total_steps=1_000_000, seed=0
     ) as session:
         for x, y in session.batches():
-            if wished("memory"):
+            if "memory" not in done and wished("memory"):
                 use_up_memory()
-            if wished("save") and session.micro == 1 and not asked:
-                asked = True
+            if "save" not in done and session.micro == 1 and wished("save"):
+                done.add("save")
                 session.request_save()
             x, y = x.to(mesh.device_type), y.to(mesh.device_type)
             loss = nn.functional.mse_loss(model(x), y) / session.accumulation
