@@ -24,11 +24,11 @@ def other_world_size(stage: Stage) -> Seen:
     stage.patch(nodes=1)
     second, heard = stage.resumed(first)
     lost = stage.lost(first, second)
-    verified = stage.wait("verdict on the resume", lambda: _verdict(stage), 120)
+    verified = stage.wait("verdict on the resume", lambda: _verdict(stage))
     commit = stage.commit(beyond=step_of(second), epoch=second.seq)
     mesh = second.topology.mesh
     stage.patch(nodes=2, parallelism={"tp": 2})
-    blocked = stage.wait("refusal of tp 2", lambda: _blocked(stage), 120)
+    blocked = stage.wait("refusal of tp 2", lambda: _blocked(stage))
     attempts = stage.history().attempts
     checks = [
         Check(
@@ -74,7 +74,7 @@ def inside_accumulation(stage: Stage) -> Seen:
         batch={"globalBatchSize": 8, "maxMicroBatchSize": 1},
     )
     first = stage.trains()
-    stage.steps_told(first.seq, 2, 300)
+    stage.steps_told(first.seq, 2)
     pod = stage.pods()[0]
     stage.wish("save", pod)
     commit = stage.commit()

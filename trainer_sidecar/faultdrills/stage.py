@@ -202,9 +202,9 @@ class Stage:
         self.note(f"commit of step {found.step}")
         return found
 
-    def steps_told(self, epoch: int, count: int, seconds: float = 60.0) -> int:
-        """The newest step of an epoch once it is at least `count`."""
-        return self.wait(f"step {count}", lambda: max(self.trail.steps(epoch), default=0) >= count, seconds)
+    def steps_told(self, epoch: int, count: int) -> None:
+        """Wait until a rank has told step `count` of an epoch."""
+        self.wait(f"step {count}", lambda: max(self.trail.steps(epoch), default=0) >= count)
 
     def sidecar(self, index: int = 0) -> SidecarStatus | None:
         """`/status` of a pod's sidecar through the API server; None while it does not answer."""
