@@ -370,3 +370,15 @@ def test_the_job_of_each_drill_is_one_that_api_server_and_operator_take(drill: D
     assert (orders is not None) == (drill.id in ("D1", "D7", "D9"))
     if orders is not None:
         assert check(b"0123456789abcdef", "scratch", drill.name, orders, time.time())
+
+
+def test_a_drill_whose_job_is_over_waits_no_longer() -> None:
+    class Over(Recorder):
+        def job(self, name: str) -> dict[str, Any]:
+            return {"status": {"phase": "Failed", "reason": "TooManyFailures", "message": "three in a row"}}
+
+    settings = Settings(template={"containers": []}, store={"url": "s3://b"}, namespace="scratch")
+    stage = Stage("d0", Scratch(Over(), settings), Unasked())  # type: ignore[arg-type]
+    with pytest.raises(DrillError) as told_why:
+        stage.wait("commit", lambda: None)
+    assert str(told_why.value) == "no commit; the job is Failed/TooManyFailures: three in a row"

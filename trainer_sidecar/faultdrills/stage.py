@@ -23,7 +23,10 @@ from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
 
-START_SECONDS = 300.0
+START_SECONDS = 900.0
+"""For images to be pulled, pods and ranks to start, and whatever else a busy cluster takes."""
+OVER = ("Failed", "Invalid", "Complete")
+"""Phases in which nothing more comes."""
 OPERATOR_SECONDS = 60.0
 POLL_SECONDS = 0.3
 ORDER_SECONDS = 1800
@@ -143,19 +146,24 @@ class Stage:
     # -------------------------------------------------------------------------------------------- what is seen
 
     def wait(self, what: str, reached: Callable[[], T | None], seconds: float = START_SECONDS) -> T:
-        """What `reached` answers, once that is true. Raises DrillError naming `what` and where the job stands."""
+        """What `reached` answers, once that is true.
+
+        Raises DrillError naming `what` and where the job stands: after `seconds`, and at once when the job is over.
+        """
         deadline, trouble = time.monotonic() + seconds, ""
         while True:
             try:
                 found = reached()
+                status = {} if found else self.status
             except (ClusterError, StoreError) as exc:
-                found, trouble = None, f"; last trouble: {exc}"
+                found, status, trouble = None, {}, f"; last trouble: {exc}"
             if found:
                 return found
-            if time.monotonic() > deadline:
-                status = self.status
+            over = status.get("phase") in OVER
+            if over or time.monotonic() > deadline:
+                waited = "" if over else f" within {seconds:.0f} s"
                 where = f"{status.get('phase')}/{status.get('reason')}: {status.get('message')}"
-                raise DrillError(f"no {what} within {seconds:.0f} s; the job is {where}{trouble}")
+                raise DrillError(f"no {what}{waited}; the job is {where}{trouble}")
             time.sleep(POLL_SECONDS)
 
     def history(self) -> History:
