@@ -45,7 +45,7 @@ from rtj_operator.pods import Placement, PodSettings, build_job, spec_digest
 from rtj_operator.podview import job_view
 from rtj_operator.prepared import prepare, wanted_of
 from rtj_operator.queue import Key
-from rtj_operator.remembered import Entry, Memory, entry_of, version_of, without_managers
+from rtj_operator.remembered import Entry, Memory, entry_of, version_of
 from rtj_operator.rights import missing_right
 
 log = logging.getLogger(__name__)
@@ -156,16 +156,17 @@ class Reconciler:
             made = entry.prepared or prepare(entry.raw or {}, self.defaults, self.settings, placing=False)
         except InvalidJobError:
             return None
-        entry.prepared = made
-        job, spec = made.job, made.spec
-        if made.problems or needed(job, spec_digest(job)):
+        if entry.prepared is None:
+            entry.keep(made, entry.raw or {})
+        job, spec, wanted = made.job, made.spec, made.wanted
+        if wanted is None or needed(job, wanted.spec_hash):
             return None
         pods = await self.observer.glance(entry.pods, spec.status_port)
         if pods is None or self.memory.calm(key) is not entry:
             return None
         now = self.now()
         observed = Observed(entry.jobs, pods, lived=self._lived(job, now))
-        decision = decide(job.metadata, job.spec, made.wanted, (), job.status, observed, now, self.nonce())
+        decision = decide(job.metadata, job.spec, wanted, (), job.status, observed, now, self.nonce())
         self._show_metrics(key, job, decision.status)
         if decision.actions and not await self._show(key, entry, decision, observed):
             return None
@@ -196,8 +197,7 @@ class Reconciler:
             fresh = self.memory.written(key, raw)
         if not fresh:
             return False
-        entry.raw = without_managers(raw)
-        entry.prepared = replace(made, job=job, wanted=wanted_of(job, made.spec))
+        entry.keep(replace(made, job=job, wanted=wanted_of(job, made.spec)), raw)
         return True
 
     async def _dry_run(self, job: ResumableTrainingJob, spec: EffectiveSpec) -> tuple[str, ...]:

@@ -35,6 +35,10 @@ class Entry:
     prepared: Prepared | None = None
     """Made of `raw` at the first glance."""
 
+    def keep(self, prepared: Prepared, raw: Object) -> None:
+        """`prepared` was made of `raw`, of which a write and an event need only the head from now on."""
+        self.prepared, self.raw = prepared, _head_of(raw)
+
 
 def entry_of(
     raw: Object, jobs: tuple[JobView, ...], pods: tuple[PodView, ...], versions: dict[str, str]
@@ -42,13 +46,18 @@ def entry_of(
     """The entry of a job that was read: whole when it is calm."""
     if not is_calm(raw, jobs, pods):
         return Entry(versions)
-    return Entry(versions, without_managers(raw), jobs, pods)
+    return Entry(versions, _without_managers(raw), jobs, pods)
 
 
-def without_managers(raw: Object) -> Object:
+def _without_managers(raw: Object) -> Object:
     """The object without the longest part of its metadata, which nobody reads."""
     meta = {k: v for k, v in raw["metadata"].items() if k != "managedFields"}
     return {**raw, "metadata": meta}
+
+
+def _head_of(raw: Object) -> Object:
+    """The object without spec and status, of which a thousand jobs have a hundred megabytes."""
+    return {k: v for k, v in _without_managers(raw).items() if k not in ("spec", "status")}
 
 
 def version_of(body: Object) -> dict[str, str]:

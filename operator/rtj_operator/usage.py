@@ -38,4 +38,10 @@ class UsageCache:
                     for pod in page:
                         usage.add(pod, (pod["metadata"].get("labels") or {}).get(LABEL_UID) or "")
                 self._read = self._clock(), nodes, usage
+                asyncio.get_running_loop().call_later(self._shared, self._forget)
             return self._read[1], self._read[2]
+
+    def _forget(self) -> None:
+        """All nodes of a large cluster are some 20 MB, and nobody may ask for days."""
+        if self._read is not None and self._clock() - self._read[0] >= self._shared:
+            self._read = None

@@ -95,6 +95,11 @@ def test_progress_is_shown_by_one_write_and_its_own_event_is_no_news(trains: Tra
     assert (dict(trains.reads), trains.cluster.kube.log) == ({}, [("status", RTJ.plural, "sft")])
     assert trains.cluster.status()["progress"]["step"] == 99
     assert not trains.operator.memory.changed(KEY, trains.body(RTJ.plural, "sft"))
+    entry = trains.operator.memory.calm(KEY)
+    assert entry is not None
+    assert set(entry.raw or {}) == {"apiVersion", "kind", "metadata"}, (
+        "spec and status are kept once, as read"
+    )
     trains.look()
     assert len(trains.cluster.kube.log) == 1
 

@@ -45,3 +45,18 @@ def test_many_jobs_at_once_share_one_reading_and_a_later_one_reads_again() -> No
         assert kube.readings == 2
 
     asyncio.run(life())
+
+
+def test_a_reading_is_let_go_when_nobody_may_share_it_any_more() -> None:
+    kube = Counted()
+    kube.put(NODES, {"metadata": {"name": "a"}})
+    cache = UsageCache(kube, shared=0.01)
+
+    async def life() -> None:
+        await cache.current()
+        assert cache._read is not None
+        async with asyncio.timeout(30):
+            while cache._read is not None:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(life())
