@@ -48,7 +48,7 @@ def test_saves_of_all_ranks_commit_and_their_bytes_verify(
     first = world.save(10)
     world.wait(first)
     assert check_checkpoint(world, first).parent is None
-    assert all(rank.control()[1] is BufferState.FREE for rank in world.ranks)
+    eventually(lambda: all(r.control()[1] is BufferState.FREE for r in world.ranks), "free buffers")
     second = world.save(20)
     world.wait(second)
     assert check_checkpoint(world, second).parent == first.checkpoint
@@ -84,7 +84,7 @@ def test_a_rank_that_gives_up_aborts_the_save_in_every_pod(make_world: MakeWorld
     eventually(lambda: zero.outcome(save).outcome is SaveOutcome.FAILED, "failed in the other pod too")
     assert "no memory" in zero.outcome(save).detail
     assert save.checkpoint in world.history().aborted
-    assert zero.control()[1] is BufferState.FREE
+    eventually(lambda: zero.control()[1] is BufferState.FREE, "its buffer is free")
     again = world.save(6)
     world.wait(again)
     assert world.pods[0].status().consecutive_failures == 0
