@@ -83,14 +83,22 @@ def test_requests_fail_as_often_as_ordered_and_the_save_commits_by_itself(make_w
     assert [f["nth"] for f in fired(world)] == [1, 2, 3]
 
 
-def test_a_frozen_sidecar_does_nothing_at_all_and_goes_on_afterwards(make_world: MakeWorld) -> None:
-    world = started(make_world, FaultOrder(point="before-claim", seconds=2))
-    world.save(10)
+def test_a_sidecar_frozen_before_its_commit_does_nothing_and_cannot_commit_behind_a_fence(
+    make_world: MakeWorld,
+) -> None:
+    world = started(make_world, FaultOrder(point="before-claim", seconds=10))
+    save = world.save(10)
     eventually(lambda: bool(fired(world)), "the freeze")
+    fence = world.fence(None)
+    assert "fault over" not in world.pods[0].log(), "it woke up too early"
     began = time.monotonic()
     assert world.pods[0].get("/healthz")[0] == 200
     assert time.monotonic() - began > 0.5, "it answered while it was frozen"
-    eventually(lambda: commits(world) == 1, "a commit")
+    assert "fault over" in world.pods[0].log()
+    eventually(lambda: "fenced" in world.pods[0].log().lower(), "word of the fence")
+    eventually(lambda: world.pods[0].status().in_flight is None, "an outcome")
+    assert save.checkpoint not in world.history().manifests
+    assert world.history().epoch == fence.epoch
 
 
 def test_an_order_for_another_pod_does_nothing(make_world: MakeWorld) -> None:
