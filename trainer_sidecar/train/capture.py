@@ -349,7 +349,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _pieces(
     entries: Sequence[Entry], tensors: Sequence[torch.Tensor], frozen: Iterable[bool] = repeat(False)
 ) -> list[Piece]:
-    return list(map(Piece, entries, map(_local, tensors), tensors, frozen))
+    parts = [t._local_tensor if isinstance(t, DTensor) else t for t in tensors]
+    return list(map(Piece, entries, parts, tensors, frozen))
 
 
 def _refuse_per_rank(path: str, parameter: torch.Tensor, value: torch.Tensor) -> None:
