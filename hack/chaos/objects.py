@@ -18,6 +18,8 @@ from trainer_sidecar.contract.journal import Manifest
 
 FRESH_SECONDS = 6.0
 """A commit this young is still the newest when the rank is dead."""
+AFTERWARDS_SECONDS = 300.0
+"""For API server and store to be there again, when another fault has taken them."""
 OLDER = 2
 """Good checkpoints behind the one that is damaged, so that there is something to fall back to."""
 FROZEN_SECONDS, AWAKE_SECONDS = 0.9, 0.1
@@ -42,19 +44,29 @@ def corrupt_newest(scene: Scene, journals: Journals, draw: int) -> Hit:
     way = _on_disk if draw // 64 % 2 else _by_put
     way(scene, key, at, changed)
     journals.damaged(job, commit.checkpoint_id, began)
-    killed = kill_rank_of(scene, job)
-    if _read(scene, key) == before:
-        raise ChaosError(f"{key} has the same bytes after byte {at} was changed")
-    proof = f"byte {at} of {key} reads {changed[at]} instead of {before[at]}; {killed}"
+    try:  # each of them alone is tried until API server and store are there: another try would damage another one
+        killed, _ = prove(f"death of a rank of {job}", lambda: kill_rank_of(scene, job), AFTERWARDS_SECONDS)
+        found, _ = prove(f"bytes of {key}", lambda: _read(scene, key), AFTERWARDS_SECONDS)
+    except NotYetError as error:
+        raise ChaosError(f"{key} was changed, and what became of that is unknown: {error}") from error
+    if found != changed:
+        raise ChaosError(f"{key} does not have the bytes that were written at {at}")
+    proof = f"byte {at} of {key} reads {found[at]} instead of {before[at]}; {killed}"
     name = f"{commit.checkpoint_id} of {job} ({way.__name__.strip('_').replace('_', ' ')})"
     return Hit(name, began, time.time(), proof, (job,), commit.checkpoint_id)
 
 
 def _fresh(journals: Journals, job: str) -> Manifest | None:
-    """The newest checkpoint of a job, when it is young and others stand behind it."""
-    good = journals.read_on(job).good
-    young = good and time.time() - good[-1].time < FRESH_SECONDS
-    return good[-1] if young and len(good) > OLDER else None
+    """The newest checkpoint of a job, when it is young and others stand behind it.
+
+    One of them is newer than what was damaged last: a job that finds three bad ones in a row ends, as it should.
+    """
+    journal = journals.read_on(job)
+    good = journal.good
+    if len(good) <= OLDER or time.time() - good[-1].time > FRESH_SECONDS:
+        return None
+    last = max((damage.time for damage in journal.damages), default=0.0)
+    return good[-1] if good[-2].time > last else None
 
 
 def _on_disk(scene: Scene, key: str, at: int, changed: bytes) -> None:
@@ -68,10 +80,7 @@ def _by_put(scene: Scene, key: str, _: int, changed: bytes) -> None:
 
 
 def _read(scene: Scene, key: str) -> bytes:
-    try:
-        data: bytes = scene.s3.get_object(Bucket=BUCKET, Key=scene.full_key(key))["Body"].read()
-    except ClientError as error:
-        raise NotYetError(f"{key}: {error}") from error
+    data: bytes = scene.s3.get_object(Bucket=BUCKET, Key=scene.full_key(key))["Body"].read()
     return data
 
 

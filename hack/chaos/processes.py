@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from hack.chaos.record import Hit
+from hack.chaos.record import Hit, NotYetError
 from hack.chaos.scene import Scene, kill, pick, prove
 from hack.cluster_world import NAMESPACE, RELEASE, SYSTEM
 from hack.demo.faults import pod_processes, rank_pids
@@ -23,11 +24,12 @@ def kill_rank(scene: Scene, draw: int) -> Hit:
 
 def kill_rank_of(scene: Scene, job: str) -> str:
     """SIGKILL any rank of one job; what happened, for people."""
-    pids = [pid for pod in scene.pods() if pod.job == job for pid in rank_pids(pod.uid).values()]
-    if not pids:
-        return "no rank runs"
-    kill(pids[0])
-    return f"rank process {pids[0]} is gone"
+    for pod in scene.pods():
+        for rank, pid in rank_pids(pod.uid).items() if pod.job == job else ():
+            with suppress(NotYetError):  # it has ended meanwhile
+                kill(pid)
+                return f"rank {rank} (process {pid}) is gone"
+    return "no rank runs"
 
 
 def kill_sidecar(scene: Scene, draw: int) -> Hit:

@@ -78,7 +78,11 @@ class Scene:
         variables = self.world.cluster.variables
         return boto3.client(
             "s3", endpoint_url=self.world.cluster.host_s3_endpoint, region_name=variables["AWS_REGION"],
-            config=Config(read_timeout=20, retries={"total_max_attempts": 3}),
+            config=Config(
+                read_timeout=20, retries={"total_max_attempts": 3},
+                # Bytes that were changed on the server's disk are to be seen, not refused.
+                response_checksum_validation="when_required",
+            ),
         )  # fmt: skip
 
     @property
