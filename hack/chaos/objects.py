@@ -32,7 +32,7 @@ def corrupt_newest(scene: Scene, journals: Journals, draw: int) -> Hit:
 
     Half of them on the server's disk, where no look at an object's size or checksum shows it; half by a PUT.
     """
-    fresh = [(job.name, c) for job in scene.jobs if (c := _fresh(journals, job.name))]
+    fresh = [(job.name, c) for job in scene.jobs if (c := newest_young(journals, job.name))]
     job, commit = pick(
         fresh, draw, f"commit of the last {FRESH_SECONDS:.0f} s with {OLDER} good ones behind it"
     )
@@ -56,7 +56,7 @@ def corrupt_newest(scene: Scene, journals: Journals, draw: int) -> Hit:
     return Hit(name, began, time.time(), proof, (job,), commit.checkpoint_id)
 
 
-def _fresh(journals: Journals, job: str) -> Manifest | None:
+def newest_young(journals: Journals, job: str) -> Manifest | None:
     """The newest checkpoint of a job, when it is young and others stand behind it.
 
     One of them is newer than what was damaged last: a job that finds three bad ones in a row ends, as it should.

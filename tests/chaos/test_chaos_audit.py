@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hack.chaos import objects
 from hack.chaos.audit import Control, Evidence, audit
 from hack.chaos.journals import Damage, Journals
 from hack.chaos.record import Fired, Hit, Story
@@ -266,3 +267,25 @@ def test_an_entry_that_was_read_while_the_journal_grew_is_kept_for_the_audit() -
     assert [commit.seq for commit in journals.read_on("run").good] == [3, 9]
     journals.damaged("run", AT10.checkpoint_id, 1.0)
     assert [commit.seq for commit in journals.read_on("run").good] == [3]
+
+
+def test_a_checkpoint_is_damaged_while_it_is_young_and_never_three_in_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys, store = RunKeys("default", "run"), MemoryStore("memory://fresh")
+    journals = Journals(store, {"run": keys})
+    commits = [commit(seq, 1, seq) for seq in range(2, 7)]
+
+    def fresh(count: int, now: float) -> int | None:
+        for entry in [ENTRIES[0], *commits[:count]][len(journals.read_on("run").entries) :]:
+            store.create(keys.journal(entry.seq), entry.to_bytes())
+        monkeypatch.setattr(objects.time, "time", lambda: now)
+        found = objects.newest_young(journals, "run")
+        return found.seq if found else None
+
+    assert fresh(2, 31.0) is None, "too few behind it"
+    assert fresh(3, 41.0) == 4
+    assert fresh(3, 55.0) is None, "too old"
+    journals.damaged("run", commits[2].checkpoint_id, 41.0)
+    assert fresh(4, 51.0) is None, "the one before it was damaged"
+    assert fresh(5, 61.0) == 6
