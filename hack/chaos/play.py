@@ -6,7 +6,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from hack.chaos import nodes, objects, processes
@@ -57,10 +57,11 @@ class Play:
 
     def settle(self) -> None:
         """Take everything back, whatever is on."""
-        self._throttle.off()
-        processes.start_api_server(self._scene)
-        nodes.heal_all(self._scene)
-        nodes.set_all_gpus(self._scene, self._gpus)
+        with ExitStack() as steps:  # the last first, each whatever becomes of the others
+            steps.callback(nodes.set_all_gpus, self._scene, self._gpus)
+            steps.callback(processes.start_api_server, self._scene)
+            steps.callback(nodes.heal_all, self._scene)
+            steps.callback(self._throttle.off)
 
     def _now(self) -> float:
         return time.monotonic() - self._began

@@ -1,9 +1,10 @@
 """Runs drills one after the other in one scratch namespace, and makes the report of them.
 
 A drill that breaks off fails, with what was missing; the next one runs all the same. Pods of a drill are gone before
-the next begins, so that drills need the room of one job.
+the next begins, so that drills need the room of one job. What is known when a campaign is broken off is reported.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from trainer_sidecar.kube_commands.cluster import ClusterError
 from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.journal import JournalError
 
+log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 
@@ -28,15 +30,25 @@ def run(
     rto_seconds: float | None,
     say: Say,
 ) -> Campaign:
-    """All drills; `rpo_seconds` and `rto_seconds` instead of their own limits. Raises ClusterError before the first."""
+    """All drills; `rpo_seconds` and `rto_seconds` instead of their own limits. Raises ClusterError before the first.
+
+    Those behind an interruption, or behind the loss of the operator, have not run.
+    """
     started, clock = time.time(), time.monotonic()
-    results = []
+    results: list[DrillResult] = []
+    broken = ""
     for drill in drills:
         limits = Limits(
             rpo_seconds=drill.limits.rpo_seconds if rpo_seconds is None else rpo_seconds,
             rto_seconds=drill.limits.rto_seconds if rto_seconds is None else rto_seconds,
         )
-        result = one(drill, limits, scratch, store)
+        try:
+            result = _not_run(drill, limits, broken) if broken else one(drill, limits, scratch, store)
+        except (NoOperatorError, KeyboardInterrupt) as exc:
+            if not results:
+                raise
+            broken = f"the campaign was broken off in {drill.id}: {str(exc) or 'interrupted'}"
+            result = _not_run(drill, limits, broken)
         say(told(result))
         results.append(result)
     return Campaign(
@@ -58,7 +70,7 @@ def one(drill: Drill, limits: Limits, scratch: Scratch, store: Store) -> DrillRe
         seen = drill.run(stage)
         reasons = judge(seen, limits)
         verdict = Verdict.FAILED if reasons else Verdict.PASSED
-    except NoOperatorError:
+    except (NoOperatorError, KeyboardInterrupt):
         stage.close()
         raise
     except NotRunError as exc:
@@ -66,11 +78,25 @@ def one(drill: Drill, limits: Limits, scratch: Scratch, store: Store) -> DrillRe
     except (DrillError, ClusterError, StoreError, JournalError) as exc:
         seen = Seen(moments=stage.moments)
         verdict, reasons = Verdict.FAILED, [str(exc)]
+    except Exception as exc:  # a bug of one drill must not lose what the others have shown
+        log.exception("%s broke off", drill.id)
+        seen = Seen(moments=stage.moments)
+        verdict, reasons = Verdict.FAILED, [f"the drill itself broke off: {type(exc).__name__}: {exc}"]
     try:
         stage.close()
     except ClusterError as exc:
         verdict = Verdict.FAILED
         reasons = [*reasons, f"its job could not be taken away: {exc}"]
+    return _result(drill, limits, verdict, reasons, seen, time.monotonic() - began)
+
+
+def _not_run(drill: Drill, limits: Limits, why: str) -> DrillResult:
+    return _result(drill, limits, Verdict.NOT_RUN, [why], Seen(), 0.0)
+
+
+def _result(
+    drill: Drill, limits: Limits, verdict: Verdict, reasons: list[str], seen: Seen, seconds: float
+) -> DrillResult:
     return DrillResult(
         id=drill.id,
         title=drill.title,
@@ -79,7 +105,7 @@ def one(drill: Drill, limits: Limits, scratch: Scratch, store: Store) -> DrillRe
         limits=limits,
         verdict=verdict,
         reasons=reasons,
-        seconds=round(time.monotonic() - began, 1),
+        seconds=round(seconds, 1),
         seen=seen,
     )
 
