@@ -18,8 +18,6 @@ from trainer_sidecar.contract.journal import Manifest
 
 FRESH_SECONDS = 6.0
 """A commit this young is still the newest when the rank is dead."""
-AFTERWARDS_SECONDS = 300.0
-"""For API server and store to be there again, when another fault has taken them."""
 OLDER = 2
 """Good checkpoints behind the one that is damaged, so that there is something to fall back to."""
 FROZEN_SECONDS, AWAKE_SECONDS = 0.9, 0.1
@@ -37,16 +35,17 @@ def corrupt_newest(scene: Scene, journals: Journals, draw: int) -> Hit:
         fresh, draw, f"commit of the last {FRESH_SECONDS:.0f} s with {OLDER} good ones behind it"
     )
     key = scene.keys(job).shard(commit.checkpoint_id, 0)
-    before = _read(scene, key)
+    before, pods = _read(scene, key), [pod for pod in scene.pods() if pod.job == job]
+    # From here on nothing asks the API server, which may be away: another try would damage another checkpoint.
     at = len(before) // 2
     changed = before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :]
     began = time.time()
     way = _on_disk if draw // 64 % 2 else _by_put
     way(scene, key, at, changed)
     journals.damaged(job, commit.checkpoint_id, began)
-    try:  # each of them alone is tried until API server and store are there: another try would damage another one
-        killed, _ = prove(f"death of a rank of {job}", lambda: kill_rank_of(scene, job), AFTERWARDS_SECONDS)
-        found, _ = prove(f"bytes of {key}", lambda: _read(scene, key), AFTERWARDS_SECONDS)
+    killed = kill_rank_of(pods)
+    try:
+        found, _ = prove(f"bytes of {key}", lambda: _read(scene, key))
     except NotYetError as error:
         raise ChaosError(f"{key} was changed, and what became of that is unknown: {error}") from error
     if found != changed:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from hack.chaos.record import Hit, NotYetError
-from hack.chaos.scene import Scene, kill, pick, prove
+from hack.chaos.scene import Pod, Scene, kill, pick, prove
 from hack.cluster_world import NAMESPACE, RELEASE, SYSTEM
 from hack.demo.faults import pod_processes, rank_pids
 
@@ -22,10 +22,10 @@ def kill_rank(scene: Scene, draw: int) -> Hit:
     return Hit(f"rank {rank} in {pod.name}", began, gone, f"process {pid} is gone", (pod.job,))
 
 
-def kill_rank_of(scene: Scene, job: str) -> str:
-    """SIGKILL any rank of one job; what happened, for people."""
-    for pod in scene.pods():
-        for rank, pid in rank_pids(pod.uid).items() if pod.job == job else ():
+def kill_rank_of(pods: list[Pod]) -> str:
+    """SIGKILL any rank of these pods, without the API server; what happened, for people."""
+    for pod in pods:
+        for rank, pid in rank_pids(pod.uid).items():
             with suppress(NotYetError):  # it has ended meanwhile
                 kill(pid)
                 return f"rank {rank} (process {pid}) is gone"
