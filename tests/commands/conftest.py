@@ -76,13 +76,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        patch.setenv("RTJ_STORE_ENDPOINT", gateway.endpoint)
         make_bucket(gateway.endpoint, BUCKET)
         yield gateway.endpoint
 
 
 @pytest.fixture
-def s3_url(s3_server: str) -> str:
+def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(
+        "RTJ_STORE_ENDPOINT", s3_server
+    )  # for this test: others in this process have servers too
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 

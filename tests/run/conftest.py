@@ -118,16 +118,16 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         make_bucket(gateway.endpoint, "rtj-run")
-        patch.setenv("RTJ_STORE_ENDPOINT", gateway.endpoint)
         yield gateway.endpoint
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
-def store_url(request: pytest.FixtureRequest, file_url: str) -> str:
+def store_url(request: pytest.FixtureRequest, file_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both kinds of store."""
     if request.param == "file":
         return file_url
-    request.getfixturevalue("s3_server")
+    # For this test: others in this process have servers too.
+    monkeypatch.setenv("RTJ_STORE_ENDPOINT", request.getfixturevalue("s3_server"))
     return f"s3://rtj-run/{uuid.uuid4().hex}"
 
 
