@@ -6,6 +6,7 @@ the status, try again with a growing wait), gone (done).
 """
 
 import logging
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -74,6 +75,8 @@ class Reconciler:
     settings: PodSettings
     now: Callable[[], float] = time.time
     nonce: Callable[[], str] = lambda: uuid.uuid4().hex
+    chance: Callable[[], float] = lambda: random.uniform(0.75, 1.25)
+    """Spreads looks: jobs that began together would be looked at in crowds, and a failure among one of them waits."""
     metrics: JobMetrics = field(default_factory=JobMetrics)
     first_look: FirstLook | None = None
     """None: that a run is another object's is found at the fence only."""
@@ -173,7 +176,8 @@ class Reconciler:
         await self.events.post(entry.raw or {}, decision.events)
         if decision.requeue_after is None:
             return None
-        return max(decision.requeue_after, self.memory.calm_jobs / GLANCES_PER_SECOND)
+        pace = self.memory.calm_jobs / GLANCES_PER_SECOND
+        return pace * self.chance() if pace > decision.requeue_after else decision.requeue_after
 
     async def _show(self, key: Key, entry: Entry, decision: Decision, observed: Observed) -> bool:
         """Write a status that means nothing new. False when it does, or when somebody has written meanwhile."""
