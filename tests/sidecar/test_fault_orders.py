@@ -11,6 +11,7 @@ from sidecar_world import World, eventually
 
 from trainer_sidecar.contract.fault_order import (
     ENV_FAULT_ORDERS,
+    FIRED,
     MOST_BYTES,
     FaultOrder,
     OrdersRefusedError,
@@ -19,7 +20,7 @@ from trainer_sidecar.contract.fault_order import (
     from_text,
     sign,
 )
-from trainer_sidecar.sidecar.fault_orders import EXIT_KILLED, FIRED
+from trainer_sidecar.sidecar.fault_orders import EXIT_KILLED
 
 MakeWorld = Callable[..., World]
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -8,7 +8,7 @@ from trainer_sidecar.contract.fault_order import FaultOrder
 from trainer_sidecar.contract.journal import Manifest
 from trainer_sidecar.faultdrills.measure import between, step_of
 from trainer_sidecar.faultdrills.outcome import Check, Seen
-from trainer_sidecar.faultdrills.stage import DrillError, Stage
+from trainer_sidecar.faultdrills.stage import SIDECAR, DrillError, Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
 
 FREEZE_SECONDS, SLEEP_SECONDS = 60.0, 100.0
@@ -161,7 +161,7 @@ def _kept_its_bounds(grown: int, fired: int) -> list[Check]:
 def _memory(stage: Stage, pod: JsonObject) -> int:
     """Resident bytes of the sidecar."""
     code = "print(open('/proc/1/statm').read().split()[1])"
-    return int(stage.cluster.execute(pod, "rtj-sidecar", ["python3", "-c", code])) * 4096
+    return int(stage.cluster.execute(pod, SIDECAR, ["python3", "-c", code])) * 4096
 
 
 def old_pod_wakes_up(stage: Stage) -> Seen:

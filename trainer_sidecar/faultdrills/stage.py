@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from trainer_sidecar.audit.journal import read_entries
-from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FaultOrder, sign
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION, FIRED, FaultOrder, sign
 from trainer_sidecar.contract.journal import Attempt, Manifest
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.status import SidecarStatus
+from trainer_sidecar.contract.volume import DEFAULT_STATUS_PORT
 from trainer_sidecar.faultdrills import measure, pod_code
 from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen
 from trainer_sidecar.faultdrills.scratch import WISHES, Scratch
 from trainer_sidecar.faultdrills.trail import Trail, follow
 from trainer_sidecar.kube_commands.cluster import ClusterError, JsonObject
+from trainer_sidecar.kube_commands.logs import pod_index, pod_placement
 from trainer_sidecar.store.base import Store, StoreError
 from trainer_sidecar.store.history import History
 from trainer_sidecar.store.journal import Journal
@@ -30,7 +32,7 @@ OVER = ("Failed", "Invalid", "Complete")
 OPERATOR_SECONDS = 60.0
 POLL_SECONDS = 0.3
 ORDER_SECONDS = 1800
-FIRED = "fault fired"
+SIDECAR = "rtj-sidecar"
 T = TypeVar("T")
 
 
@@ -130,14 +132,13 @@ class Stage:
     def pods(self) -> list[JsonObject]:
         """Pods of the current placement that are not on their way out, by index."""
         assert self._job is not None
-        placement = str((self.status.get("placement") or {}).get("number"))
+        placement = (self.status.get("placement") or {}).get("number")
         live = [
             pod
             for pod in self.cluster.pods(self._job)
-            if "deletionTimestamp" not in pod["metadata"]
-            and pod["metadata"]["labels"].get("resumabletraining.io/placement") == placement
+            if "deletionTimestamp" not in pod["metadata"] and pod_placement(pod) == placement
         ]
-        return sorted(live, key=_index)
+        return sorted(live, key=pod_index)
 
     def note(self, text: str) -> None:
         """Something happened now."""
@@ -221,22 +222,22 @@ class Stage:
             return None
         name = pods[index]["metadata"]["name"]
         try:
-            answer = self.cluster.call("GET", f"{self.scratch.root}/pods/{name}:9477/proxy/status")
+            answer = self.cluster.call(
+                "GET", f"{self.scratch.root}/pods/{name}:{DEFAULT_STATUS_PORT}/proxy/status"
+            )
         except ClusterError:
             return None
         return SidecarStatus.model_validate(answer)
 
     def sidecar_log(self, pod: JsonObject) -> list[JsonObject]:
         """Lines of a pod's sidecar, those of the container before it included."""
-        text = ""
+        text = b""
         for previous in (True, False):
             try:
-                text += b"".join(
-                    self.cluster.log(pod, "rtj-sidecar", tail=None, follow=False, previous=previous)
-                ).decode(errors="replace")
+                text += b"".join(self.cluster.log(pod, SIDECAR, tail=None, follow=False, previous=previous))
             except ClusterError:
                 continue  # there was no container before
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+        return [found for line in text.splitlines() if (found := _parsed(line)) is not None]
 
     def fired(self, pod: JsonObject, point: str) -> list[JsonObject]:
         """What the sidecar says of a fault point that fired."""
@@ -251,10 +252,10 @@ class Stage:
         heard: list[JsonObject] = []
 
         def take(line: bytes) -> None:
-            if line.startswith(b"{") and line.endswith(b"}"):
-                heard.append(json.loads(line))
+            if (found := _parsed(line)) is not None:
+                heard.append(found)
 
-        told = (self.cluster, pod, "rtj-sidecar", take, threading.Event())
+        told = (self.cluster, pod, SIDECAR, take, threading.Event())
         threading.Thread(target=follow, args=told, daemon=True).start()
         return heard
 
@@ -311,5 +312,8 @@ class Stage:
         )
 
 
-def _index(pod: JsonObject) -> int:
-    return int(pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index", 0))
+def _parsed(line: bytes) -> JsonObject | None:
+    """What a line of a sidecar's log says; None for one that is cut off, or is none."""
+    whole = line.startswith(b"{") and line.endswith(b"}")
+    found: JsonObject | None = json.loads(line.decode(errors="replace")) if whole else None
+    return found

@@ -92,13 +92,13 @@ def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 def in_order(pods: Sequence[JsonObject], status: "JobStatus") -> list[JsonObject]:
     """Pods of the newest placement by index, the one that failed first in front; then those of older ones."""
     text = _failure(status)
-    newest = max((_placement(pod) for pod in pods), default=0)
+    newest = max((pod_placement(pod) for pod in pods), default=0)
     failed = _failed_pod(pods, status)
 
     def key(pod: JsonObject) -> tuple[bool, bool, int]:
         name = pod["metadata"]["name"]
         first = name == failed or (bool(text) and re.search(rf"\b{re.escape(name)}\b", text) is not None)
-        return not first, _placement(pod) != newest, _index(pod)
+        return not first, pod_placement(pod) != newest, pod_index(pod)
 
     return sorted(pods, key=key)
 
@@ -117,8 +117,8 @@ def _failed_pod(pods: Sequence[JsonObject], status: "JobStatus") -> str:
     if found is None or status.plan is None:
         return ""
     index = int(found[1]) // status.plan.ranks_per_node
-    newest = max((_placement(pod) for pod in pods), default=0)
-    same = (pod for pod in pods if _index(pod) == index and _placement(pod) == newest)
+    newest = max((pod_placement(pod) for pod in pods), default=0)
+    same = (pod for pod in pods if pod_index(pod) == index and pod_placement(pod) == newest)
     return next((str(pod["metadata"]["name"]) for pod in same), "")
 
 
@@ -128,9 +128,9 @@ def _pod_of_rank(pods: Sequence[JsonObject], status: "JobStatus", rank: int) -> 
     if not 0 <= rank < status.plan.world_size:
         raise ClusterError(f"there is no rank {rank}: the world size is {status.plan.world_size}")
     index = rank // status.plan.ranks_per_node
-    newest = max(_placement(pod) for pod in pods)
+    newest = max(pod_placement(pod) for pod in pods)
     for pod in pods:
-        if _placement(pod) == newest and _index(pod) == index:
+        if pod_placement(pod) == newest and pod_index(pod) == index:
             return pod
     raise ClusterError(f"the pod of rank {rank} (index {index}) does not exist now")
 
@@ -142,11 +142,13 @@ def _without_pods(name: str, status: "JobStatus") -> str:
     return said + (f"; {failed}" if failed else "") + (f"\n{last}" if last else "")
 
 
-def _index(pod: JsonObject) -> int:
+def pod_index(pod: JsonObject) -> int:
+    """Its index in its placement; 0 where it has none."""
     return _number(pod, _INDEX)
 
 
-def _placement(pod: JsonObject) -> int:
+def pod_placement(pod: JsonObject) -> int:
+    """Number of its placement; 0 where it has none."""
     return _number(pod, "resumabletraining.io/placement")
 
 

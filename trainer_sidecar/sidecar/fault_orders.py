@@ -14,12 +14,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer_sidecar.contract.fault_order import FaultOrder
+from trainer_sidecar.contract.fault_order import FIRED, FaultOrder
 from trainer_sidecar.sidecar import workdir
 
 log = logging.getLogger(__name__)
-FIRED = "fault fired"
-"""Message of the log line."""
 EXIT_KILLED = 137
 _MOST_BYTES = 65536
 
