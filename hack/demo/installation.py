@@ -84,7 +84,7 @@ def install_operator(cluster: Cluster, console: Console, *, node: str = "") -> N
     cluster.helm(
         "upgrade", "--install", RELEASE, str(CHART), "--namespace", SYSTEM_NAMESPACE, "--create-namespace",
         "--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in values.items()),
-        "--force-conflicts",  # somebody may have applied the CRD by hand before
+        "--take-ownership", "--force-conflicts",  # somebody may have applied the CRD by hand before
         "--wait", "--timeout", "120s",
     )  # fmt: skip
     console.say(

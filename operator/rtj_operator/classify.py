@@ -91,7 +91,9 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int, began: float = 0
     """
     pods = [p for p in pods if p.index < size]  # one too many has no rank of it
     live = [p for p in pods if not p.gone]
-    done = [p for p in live if _ended_well(p, epoch)]
+    # A pod may have saved and gone between two looks: it has ended as well as one that still stands.
+    newest = [*live, *(p for p in pods if p.gone and not any(q.index == p.index for q in live))]
+    done = [p for p in newest if _ended_well(p, epoch)]
     refused = _refused(live, epoch)
     if refused:
         return refused
@@ -105,6 +107,8 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int, began: float = 0
         return Leaving(leaving)
     missing = sorted(set(range(size)) - {p.index for p in live})
     if missing and epoch >= 0:
+        if known := [p for p in newest if p.gone]:
+            return _placement_broken(known, pods, epoch)
         return End(
             Cause.POD_LOST,
             Cause.POD_LOST.value,

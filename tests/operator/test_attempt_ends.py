@@ -166,6 +166,32 @@ def test_a_pod_that_stands_long_after_its_grace_period_is_waited_for_no_more() -
     assert "still stands 31 s after its grace period" in end.message
 
 
+def test_a_preempted_pod_that_saved_and_went_between_two_looks_ends_the_attempt_as_one_that_still_stands() -> None:
+    moved = replace(
+        ended(1, OutcomeKind.SAVED_AND_STOPPED),
+        gone=True,
+        deleting=True,
+        disruption="PreemptionByScheduler",
+        disruption_message="preempted to accommodate a higher priority pod",
+    )
+    end = verdict(ended(0, OutcomeKind.SAVED_AND_STOPPED), moved)
+    assert (end.cause, end.outcome, end.in_place) == (Cause.PREEMPTED, "Saved", False)
+    assert "because pod sft-p1-1 goes: PreemptionByScheduler" in end.message
+
+
+def test_a_preempted_pod_that_saved_and_went_names_the_cause_though_its_peers_have_not_ended_yet() -> None:
+    moved = replace(
+        ended(1, OutcomeKind.SAVED_AND_STOPPED), gone=True, deleting=True, disruption="PreemptionByScheduler"
+    )
+    end = verdict(good(), moved)
+    assert (end.cause, end.in_place) == (Cause.PREEMPTED, False)
+
+
+def test_a_finished_job_whose_pods_are_all_gone_is_finished() -> None:
+    pods = [replace(ended(i, OutcomeKind.FINISHED), gone=True, deleting=True) for i in range(2)]
+    assert verdict(*pods).outcome == "Finished"
+
+
 def test_all_saved_after_a_sigterm_is_a_saved_end_in_a_lost_placement() -> None:
     left = replace(ended(1, OutcomeKind.SAVED_AND_STOPPED), deleting=True)
     end = verdict(ended(0, OutcomeKind.SAVED_AND_STOPPED), left)

@@ -198,7 +198,7 @@ def test_a_job_that_the_scheduler_preempts_saves_yields_and_comes_back(place: Pl
         eventually(smaller, "it trains on the node that is left", 180)
         status = place.status("yields")
         assert status["restorePoint"]["step"] > committed, "it saved before it yielded"
-        assert status["attempts"][1]["cause"] == "Preempted", status["attempts"]
+        assert status["attempts"][1]["cause"] == "Preempted", json.dumps(status["attempts"])
         assert (status["counters"]["failures"], status["counters"]["preemptions"]) == (0, 1)
         urgent = place.get("pod", "urgent")
         assert urgent["status"]["phase"] == "Running"
