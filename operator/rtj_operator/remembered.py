@@ -34,6 +34,8 @@ class Entry:
     """Without their sidecars' answers."""
     prepared: Prepared | None = None
     """Made of `raw` at the first glance."""
+    written_in: int = 0
+    """The number of the last sweep that had begun when the job itself was written last."""
 
     def keep(self, prepared: Prepared, raw: Object) -> None:
         """`prepared` was made of `raw`, of which a write and an event need only the head from now on."""
@@ -79,6 +81,7 @@ class Memory:
     _entries: dict[Key, Entry] = field(default_factory=dict)
     _stale: set[Key] = field(default_factory=set)
     _calm: int = 0
+    _sweeps: int = 0
     _held: dict[Key, list[Object]] = field(default_factory=dict)
     """What watches saw while this process was writing: its own write may come back before the answer does."""
     _told: dict[Key, Versions] = field(default_factory=dict)
@@ -127,6 +130,7 @@ class Memory:
             self.stale(key)
             return False
         entry.versions |= version_of(body)
+        entry.written_in = self._sweeps
         return not any(self.changed(key, seen) for seen in held)
 
     def told(self, key: Key, body: Object) -> None:
@@ -151,10 +155,23 @@ class Memory:
         self._told.pop(key, None)
         self._asks.pop(key, None)
 
-    def differs(self, key: Key, versions: Versions) -> bool | None:
-        """Whether a sweep saw something else than what is remembered; None when nothing is."""
+    def sweep_begins(self) -> int:
+        """The number of a sweep that is about to read all jobs."""
+        self._sweeps += 1
+        return self._sweeps
+
+    def differs(self, key: Key, job: Versions, owned: Versions, sweep: int) -> bool | None:
+        """Whether that sweep saw something else than what is remembered; None when nothing is.
+
+        Its pages may be seconds old: a job that was written here since it began looks as it did before.
+        """
         entry = self._entries.get(key)
-        return None if entry is None else entry.versions != versions
+        if entry is None:
+            return None
+        seen = {**owned, **job}
+        if entry.written_in >= sweep:
+            seen |= {uid: entry.versions.get(uid, "") for uid in job}
+        return entry.versions != seen
 
     def stale(self, key: Key) -> None:
         """The next look at this job reads everything."""

@@ -67,6 +67,7 @@ class _Pass:
         self.known: set[Key] = set()
         self.due: list[Key] = []
         self._memory, self._graves, self._first = memory, graves, first
+        self._number = memory.sweep_begins()
         self._owned = _Owned()
 
     async def through(self, kube: Kube, namespace: str | None) -> None:
@@ -78,16 +79,16 @@ class _Pass:
             for raw in page:
                 key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
                 self.known.add(key)
-                if _due(key, raw, self._owned, self._memory, self._graves):
+                if self._is_due(key, raw):
                     self.due.append(key)
 
-
-def _due(key: Key, raw: Object, owned: _Owned, memory: Memory, graves: Graves) -> bool:
-    uid = raw["metadata"]["uid"]
-    versions = {**owned.versions[uid], **version_of(raw)}
-    differs = memory.differs(key, versions)
-    if differs is None and not graves.of(uid):
-        memory.remember(key, entry_of(raw, tuple(owned.jobs[uid]), tuple(owned.pods[uid]), versions))
-    elif differs:
-        memory.stale(key)
-    return differs is not False
+    def _is_due(self, key: Key, raw: Object) -> bool:
+        uid, job = raw["metadata"]["uid"], version_of(raw)
+        owned = self._owned.versions[uid]
+        differs = self._memory.differs(key, job, owned, self._number)
+        if differs is None and not self._graves.of(uid):
+            jobs, pods = self._owned.jobs[uid], self._owned.pods[uid]
+            self._memory.remember(key, entry_of(raw, tuple(jobs), tuple(pods), {**owned, **job}))
+        elif differs:
+            self._memory.stale(key)
+        return differs is not False

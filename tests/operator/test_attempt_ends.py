@@ -166,7 +166,9 @@ def test_a_pod_that_stands_long_after_its_grace_period_is_waited_for_no_more() -
     assert "still stands 31 s after its grace period" in end.message
 
 
-def test_a_preempted_pod_that_saved_and_went_between_two_looks_ends_the_attempt_as_one_that_still_stands() -> None:
+def test_a_preempted_pod_that_saved_and_went_between_two_looks_ends_the_attempt_as_one_that_still_stands() -> (
+    None
+):
     moved = replace(
         ended(1, OutcomeKind.SAVED_AND_STOPPED),
         gone=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from fake_cluster import KEY, Cluster
 from operator_values import end_report, sidecar
 
-from rtj_operator.kube import JOBS, PODS, RTJ, Conflict, Object
+from rtj_operator.kube import JOBS, PODS, RTJ, Conflict, Kind, Object
 from rtj_operator.reconcile import Reconciler
 from rtj_operator.remembered import Memory
 from rtj_operator.sweep import sweep
@@ -181,6 +182,34 @@ def test_a_sweep_names_what_is_unknown_or_differs_and_a_start_begins_from_it_alo
     trains.cluster.kube.put(PODS, trains.body(PODS.plural, "sft-p1-0"))
     assert sweep_of(trains, restarted.memory) == [KEY], "a watch may have missed it"
     assert restarted.memory.calm(KEY) is None
+
+
+def test_a_job_that_was_written_while_a_sweep_read_it_needs_no_look(
+    trains: Trains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, memory = trains.cluster.kube.pages, trains.operator.memory
+    writes, moves = 0, False
+
+    async def slow(kind: Kind, *args: Any, **kwargs: Any) -> AsyncIterator[list[Object]]:
+        nonlocal writes
+        async for page in pages(kind, *args, **kwargs):
+            if kind is RTJ:  # the page has left the server when this operator writes
+                writes += 1
+                trains.operator.now = lambda at=4_000_000_000.0 + 100 * writes: at
+                trains.cluster.answers[0] = sidecar(0, epoch=1, step=99 + writes)
+                assert await trains.operator.reconcile(KEY) is not None
+                assert trains.cluster.status()["progress"]["step"] == 99 + writes
+            elif kind is PODS and moves:
+                moved = trains.body(PODS.plural, "sft-p1-0")
+                trains.cluster.kube.put(PODS, moved)
+                page = [moved if p["metadata"]["name"] == "sft-p1-0" else p for p in page]
+            yield page
+
+    monkeypatch.setattr(trains.cluster.kube, "pages", slow)
+    assert sweep_of(trains, memory) == []
+    assert memory.calm(KEY) is not None
+    moves = True
+    assert sweep_of(trains, memory) == [KEY], "a pod that differs is news whoever has written the job"
 
 
 def test_a_pod_that_the_watch_saw_go_keeps_its_job_from_being_glanced_at(trains: Trains) -> None:
