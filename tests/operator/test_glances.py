@@ -221,9 +221,9 @@ def test_a_pod_that_the_watch_saw_go_keeps_its_job_from_being_glanced_at(trains:
 
 
 def test_more_jobs_are_glanced_at_less_often(trains: Trains, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Memory, "calm_jobs", 1000)
+    monkeypatch.setattr(Memory, "calm_jobs", 1200)
     looks = {trains.look() for _ in range(50)}
-    assert all(7.5 <= after <= 12.5 for after in looks if after is not None)
+    assert all(15.0 <= after <= 25.0 for after in looks if after is not None)
     assert len(looks) > 40, "jobs that began together are not looked at in crowds for ever"
     trains.operator.chance = lambda: 1.0
-    assert trains.look() == 10.0
+    assert trains.look() == 20.0
