@@ -94,7 +94,8 @@ class Elector:
             return
         self._renewed = None
         try:
-            await asyncio.wait_for(self._give_back(), within)
+            async with asyncio.timeout(within):
+                await self._give_back()
         except (KubeError, TimeoutError) as exc:
             why = str(exc) or f"no answer within {within:g} s"
             log.warning("Lease %s/%s was not released: %s", self._namespace, self._name, why)

@@ -5,6 +5,7 @@ source of chance are given, so that tests own both. Not thread safe: one event l
 """
 
 import asyncio
+import contextlib
 import heapq
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -146,10 +147,10 @@ class KeyQueue:
             key = self.take()
             if key is not None:
                 return key
-            try:
-                await asyncio.wait_for(self._changed.wait(), self.next_due())
-            except TimeoutError:
-                continue
+            # Not `asyncio.wait_for`: until Python 3.12 it loses a cancellation that comes together with the news.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.next_due()):
+                    await self._changed.wait()
 
     def done(self, key: Key, requeue_after: float | None = None) -> None:
         """`key` was reconciled: forget its failures; look again after `requeue_after` seconds, or at the next event."""

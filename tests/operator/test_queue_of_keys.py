@@ -126,3 +126,27 @@ def test_get_wakes_up_for_a_new_key() -> None:
         return await asyncio.wait_for(waiting, 5)
 
     assert asyncio.run(scenario()) == A
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_worker_that_is_cancelled_just_as_news_arrive_ends(turns: int) -> None:
+    """An operator that is told to stop must not work on: `turns` of the loop lie between news and order."""
+
+    async def scenario() -> bool:
+        queue = KeyQueue(asyncio.get_running_loop().time, lambda: 0.5)
+
+        async def work() -> None:
+            while True:
+                queue.done(await queue.get())
+
+        queue.add_after(B, 30)
+        worker = asyncio.create_task(work())
+        await asyncio.sleep(0.01)
+        queue.add(A)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        worker.cancel()
+        done, _ = await asyncio.wait({worker}, timeout=5)
+        return worker in done
+
+    assert asyncio.run(scenario()), "it works on"
