@@ -13,7 +13,7 @@ from hack.cluster_world import World
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 SEED = 11
-GAP_SECONDS = (8.0, 14.0)
+GAP_SECONDS = (6.0, 10.0)
 SIZE = Size(jobs=2, steps=240, interval=10, idle=240.0)
 
 

@@ -303,6 +303,12 @@ CELLS = (
     ),
     Cell(
         POD,
+        "killed at random, with its node, store, operator and API server",
+        P.TRAINING,
+        ("cluster/test_cluster_chaos.py::test_a_soak_with_each_kind_of_fault_ends_with_a_clean_audit",),
+    ),
+    Cell(
+        POD,
         "a rank is killed",
         P.TRAINING,
         (
