@@ -124,7 +124,7 @@ class Applier:
         self._faults = faults or Faults("")
         self._stores = stores or Stores()
         self._turns = turns
-        self._gate = gate or FaultGate(kube, None)
+        self.gate = gate or FaultGate(kube, None)
         self._pods = PodWrites(kube, self._faults)
         self._fences, self._removals = Lines(FENCES, "store"), Lines(REMOVALS, "removal")
 
@@ -190,7 +190,7 @@ class Applier:
     async def _reached(self, place: str, subject: Subject) -> None:
         """Die here when a test or a drill's order says so."""
         self._faults.reached(place)
-        if await self._gate.dies(subject.job, place):
+        if await self.gate.dies(subject.job, place):
             self._faults.die(place)
 
     async def write_status(self, status: JobStatus, subject: Subject) -> Object:
@@ -206,7 +206,7 @@ class Applier:
         )
 
     async def _create_job(self, action: CreateJob, subject: Subject) -> tuple[Event, ...]:
-        handed = await self._gate.orders_for(subject.job, action.placement)
+        handed = await self.gate.orders_for(subject.job, action.placement)
         placement = Placement(
             action.placement, action.nodes, action.grace_seconds, action.avoid_nodes, handed.orders
         )

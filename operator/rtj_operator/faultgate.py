@@ -6,7 +6,7 @@ placement, so that pods made later do not fire them again.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class FaultGate:
         if text is None or placement != 1:
             return Handed()
         try:
-            orders = await self._checked(job, text)
+            orders = await self._checked(job.metadata.namespace, job.metadata.name, text)
         except OrdersRefusedError as exc:
             said = f"annotation {FAULT_ANNOTATION}: no fault will happen: {exc}"
             return Handed((), (Event(EventReason.FAULTS_REFUSED, said, "faults", warning=True),))
@@ -62,13 +62,21 @@ class FaultGate:
             own, (Event(EventReason.FAULTS_ARMED, f"Faults armed: {told}", "faults", warning=True),)
         )
 
+    async def refusal(self, namespace: str, name: str, text: str) -> str:
+        """Why these orders may not be carried out for the object of that name, or empty. Raises KubeError."""
+        try:
+            await self._checked(namespace, name, text)
+        except OrdersRefusedError as exc:
+            return str(exc)
+        return ""
+
     async def dies(self, job: ResumableTrainingJob, place: str) -> bool:
         """Whether an order kills this operator at `place`; that it did is noted on the job before. Raises KubeError."""
         text = job.metadata.annotations.get(FAULT_ANNOTATION)
         if text is None or self._key is None:
             return False
         try:
-            orders = await self._checked(job, text)
+            orders = await self._checked(job.metadata.namespace, job.metadata.name, text)
         except OrdersRefusedError:
             return False  # said when the job was placed
         wished = sum(order.times for order in orders if order.point == place)
@@ -83,23 +91,28 @@ class FaultGate:
         await self._kube.patch(RTJ, meta.namespace, meta.name, body, uid=meta.uid)
         return True
 
-    async def _checked(self, job: ResumableTrainingJob, text: str) -> tuple[FaultOrder, ...]:
-        meta = job.metadata
+    async def _checked(self, namespace: str, name: str, text: str) -> tuple[FaultOrder, ...]:
         if self._key is None:
             raise OrdersRefusedError(
                 "this installation has no fault injection (chart: faultInjection.enabled)"
             )
         try:
-            namespace = await self._kube.get(NAMESPACES, None, meta.namespace)
+            raw = await self._kube.get(NAMESPACES, None, namespace)
         except Forbidden as exc:
             raise OrdersRefusedError(
-                f"the operator may not read namespace {meta.namespace}: {exc.sentence}"
+                f"the operator may not read namespace {namespace}: {exc.sentence}"
             ) from exc
-        if (namespace["metadata"].get("labels") or {}).get(FAULT_LABEL) != FAULT_LABEL_VALUE:
+        if (raw["metadata"].get("labels") or {}).get(FAULT_LABEL) != FAULT_LABEL_VALUE:
             raise OrdersRefusedError(
-                f"namespace {meta.namespace} does not carry the label {FAULT_LABEL}={FAULT_LABEL_VALUE}"
+                f"namespace {namespace} does not carry the label {FAULT_LABEL}={FAULT_LABEL_VALUE}"
             )
-        return check(self._key, meta.namespace, meta.name, text, self._now())
+        return check(self._key, namespace, name, text, self._now())
+
+
+def fired_by_operator(annotations: Mapping[str, str]) -> int:
+    """How often operators have died by order for the object with these annotations."""
+    found = _fired({"metadata": {"annotations": annotations}})
+    return sum(found.values()) if found else 0
 
 
 def _fired(raw: Object) -> dict[str, int] | None:

@@ -13,6 +13,7 @@ from rtj_operator.decide.observed import JobView, PodView
 from rtj_operator.kube import Object
 from rtj_operator.prepared import Prepared
 from rtj_operator.queue import Key
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION
 from trainer_sidecar.contract.plan import Order
 
 Versions = Mapping[str, str]
@@ -212,6 +213,8 @@ def is_calm(raw: Object, jobs: tuple[JobView, ...], pods: tuple[PodView, ...]) -
     number, size, epoch = placement.get("number"), placement.get("nodes"), attempt.get("epoch")
     if "deletionTimestamp" in raw["metadata"] or status.get("phase") != "Running" or epoch is None:
         return False
+    if FAULT_ANNOTATION in (raw["metadata"].get("annotations") or {}):
+        return False  # every pod may have to tell of a fault
     if size != placement.get("wantedNodes") or len(jobs) != 1 or len(pods) != size:
         return False
     job = jobs[0]

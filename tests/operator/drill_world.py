@@ -18,11 +18,13 @@ from rtj_operator.apply import Applier
 from rtj_operator.drills.further import DrillSteps
 from rtj_operator.drills.reconcile import DrillReconciler
 from rtj_operator.events import EventPoster
-from rtj_operator.kube import DRILLS, EVENTS, JOBS, PODS, RTJ, Object
+from rtj_operator.faultgate import FaultGate
+from rtj_operator.kube import DRILLS, EVENTS, JOBS, NAMESPACES, PODS, RTJ, Object
 from rtj_operator.metrics import OperatorMetrics
 from rtj_operator.pods import PodSettings
 from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.checkpoint import Witness, WitnessStep
+from trainer_sidecar.contract.fault_order import FAULT_LABEL, FAULT_LABEL_VALUE
 from trainer_sidecar.contract.journal import Manifest, Owner
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
@@ -57,21 +59,36 @@ class DrillCluster(Cluster):
         witness = Witness(epoch=fenced.epoch, checkpoint_id=first.checkpoint_id, steps=[seen])
         self.stores.store.create(RUN.witness(first.checkpoint_id), witness.to_bytes())
         self._die_at_writes()
+        self.fault_key: bytes | None = None
         self.reconciler, self.jobs = self.drill_operator(), self.operator()
+
+    def allow_faults(self, key: bytes) -> None:
+        """As the chart's faultInjection and the namespace's owner do."""
+        self.fault_key = key
+        self.kube.put(NAMESPACES, {"metadata": {"name": "ns", "labels": {FAULT_LABEL: FAULT_LABEL_VALUE}}})
+        self.reconciler, self.jobs = self.drill_operator(), self.operator(fault_key=key)
 
     def drill_operator(self) -> DrillReconciler:
         """The half of a new operator process that looks after drills."""
         settings = PodSettings(sidecar_image="sidecar")
-        applier = Applier(self.kube, settings, OperatorMetrics(), writer="operator/test", stores=self.stores)
+        applier = Applier(
+            self.kube,
+            settings,
+            OperatorMetrics(),
+            writer="operator/test",
+            stores=self.stores,
+            gate=FaultGate(self.kube, self.fault_key),
+        )
         events = EventPoster(self.kube, "test")
         steps = DrillSteps(
             self.kube, applier, events, OperatorDefaults(), settings, "operator/test", now=lambda: self.now
         )
         return DrillReconciler(steps)
 
-    def put_drill(self, name: str = "probe", **spec: Any) -> None:
+    def put_drill(self, name: str = "probe", annotations: dict[str, str] | None = None, **spec: Any) -> None:
         """A drill as a user applies it."""
-        meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "generation": 1}
+        meta: Object = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "generation": 1}
+        meta |= {"annotations": annotations} if annotations else {}
         self.kube.put(DRILLS, {"metadata": meta, "spec": {"jobName": "sft", **spec}})
 
     def edit_job(self, **spec: Any) -> None:
@@ -92,7 +109,8 @@ class DrillCluster(Cluster):
                 except TryLater:
                     continue
                 except Died:
-                    self.reconciler, self.jobs = self.drill_operator(), self.operator()
+                    self.reconciler = self.drill_operator()
+                    self.jobs = self.operator(fault_key=self.fault_key)
             self.pods_come_up()
 
     def _sandboxes(self) -> None:

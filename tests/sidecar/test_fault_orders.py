@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from sidecar_world import World, eventually
 
+from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.fault_order import (
     ENV_FAULT_ORDERS,
     FIRED,
@@ -153,3 +154,28 @@ def test_orders_pass_the_environment_unchanged() -> None:
     orders = (FaultOrder(point="store-read", pod=3, after=2, times=5, seconds=1.5), *ORDER)
     assert from_text(as_text(orders)) == orders
     assert from_text("") == ()
+
+
+def test_a_rank_is_told_to_freeze_or_to_end_as_often_as_ordered_and_the_status_counts(
+    make_world: MakeWorld,
+) -> None:
+    orders = (
+        FaultOrder(point="rank-steps", after=1, seconds=2),
+        FaultOrder(point="rank-seals", times=1),
+    )
+    world = started(make_world, *orders)
+    rank = world.ranks[0]
+    step = m.ReportProgress(rank=rank.rank, step=1, epoch=0, samples=4)
+    told = [rank.ask(step.model_copy(update={"phase": phase})) for phase in ("FirstStep", "", "", "")]
+    assert told == [m.Done(), m.Done(), m.Fault(seconds=2), m.Done()], "phases are no steps"
+    assert rank.ask(m.Sealed(save_id="none", rank=rank.rank)) == m.Fault(seconds=0)
+    assert isinstance(rank.ask(m.Sealed(save_id="none", rank=rank.rank)), m.Failure), (
+        "then it is asked as ever"
+    )
+    assert world.pods[0].status().faults_fired == 2
+    assert [(f["point"], f["nth"], f["of"]) for f in fired(world)] == [
+        ("rank-steps", 1, 1),
+        ("rank-seals", 1, 1),
+    ]
+    again(world, *orders)
+    assert world.pods[0].status().faults_fired == 2, "they outlive the container"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -159,3 +164,41 @@ def test_nothing_is_posted_while_another_thread_waits_for_its_reply(
     answer.set()
     asking.join()
     assert listener.seen == ["Hello", "Fetch"]
+
+
+def test_a_drill_freezes_the_whole_rank_which_then_asks_again(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    answers: Iterator[m.Reply] = iter([m.Fault(seconds=1), m.Fetched(bytes_from_store=7)])
+    listener, client = listen(lambda _: next(answers))
+    ticks = [time.monotonic()]
+    ending = threading.Event()
+
+    def tick() -> None:
+        while not ending.wait(0.02):
+            ticks.append(time.monotonic())
+
+    other = threading.Thread(target=tick)
+    other.start()
+    assert client.ask(m.Fetch(file=0, ranges=[(0, 5)]), m.Fetched).bytes_from_store == 7
+    ending.set()
+    other.join()
+    assert listener.seen == ["Hello", "Fetch", "Hello", "Fetch"]
+    assert max(b - a for a, b in pairwise(ticks)) > 0.9, "no thread of it did anything meanwhile"
+
+
+def test_a_drill_ends_a_rank_as_sigkill_does(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]], tmp_path: Path
+) -> None:
+    listen(lambda _: m.Fault(seconds=0))
+    code = (
+        "import sys; from trainer_sidecar.contract import messages as m\n"
+        "from trainer_sidecar.train.sidecar_client import SidecarClient\n"
+        "hello = m.Hello(contract_version=1, epoch=3, rank=2, local_rank=0, world_size=4, pid=1)\n"
+        "SidecarClient(sys.argv[1], hello).tell(m.CloseRestore(rank=2)); print('went on')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "s.sock")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr

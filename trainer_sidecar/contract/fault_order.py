@@ -17,6 +17,8 @@ from trainer_sidecar.contract.base import Document
 
 FAULT_ANNOTATION = f"{API_GROUP}/fault-orders"
 """On a ResumableTrainingJob: a `SignedOrders`."""
+SIGNATURE_ANNOTATION = f"{API_GROUP}/fault-signature"
+"""On a ResumeDrill: a `Signature` of its `spec.faults`, for its sandbox."""
 FIRED_ANNOTATION = f"{API_GROUP}/faults-fired"
 """On the same object: how often each of the operator's points was fatal."""
 FAULT_LABEL = f"{API_GROUP}/fault-injection"
@@ -48,23 +50,28 @@ DeletePoint = Literal["before-delete", "after-delete"]
 """Around a batch of deletions of retention or a sweep."""
 StorePoint = Literal["store-read", "store-write"]
 """Any request of a sidecar that reads (get, head, list), or that writes (create, put); probes of the store apart."""
+RankPoint = Literal["rank-restores", "rank-restored", "rank-steps", "rank-seals"]
+"""In the training library of any rank of the pod, when it tells its sidecar: that it opens the restore point, that it
+has loaded all, that it has made a step (a few times a second at most), that its part of a save is complete."""
 OperatorPoint = Literal["after-status-write", "after-job-create", "after-attempt-entry"]
 """Around what the operator does for the job."""
 SAVE_POINTS: tuple[str, ...] = get_args(SavePoint)
 DELETE_POINTS: tuple[str, ...] = get_args(DeletePoint)
+RANK_POINTS: tuple[str, ...] = get_args(RankPoint)
 OPERATOR_POINTS: tuple[str, ...] = get_args(OperatorPoint)
 
 
 class FaultOrder(Document):
     """At the passings `after` + 1 to `after` + `times` of `point` in pod `pod`, the fault happens.
 
-    A store point fails the request, or delays it by `seconds`; every other point kills the sidecar, or freezes its
-    whole process for `seconds`. An operator's point kills the operator, whatever pod, `after` and `seconds` say.
+    A store point fails the request, or delays it by `seconds`; a rank's point kills that rank, or freezes its whole
+    process for `seconds`; every other point does so to the sidecar. An operator's point kills the operator, whatever
+    pod, `after` and `seconds` say.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    point: SavePoint | DeletePoint | StorePoint | OperatorPoint
+    point: SavePoint | DeletePoint | StorePoint | RankPoint | OperatorPoint
     pod: int = Field(default=0, ge=0, le=4095)
     after: int = Field(default=0, ge=0, le=1_000_000)
     times: int = Field(default=1, ge=1, le=1000)
@@ -72,16 +79,21 @@ class FaultOrder(Document):
     """Less than what the sidecar's liveness probe takes to end a frozen one (120 s)."""
 
 
-class SignedOrders(Document):
-    """What the annotation holds."""
+class Signature(Document):
+    """Who may ask for orders has asked for these, until then."""
 
     model_config = ConfigDict(extra="forbid")
 
-    orders: tuple[FaultOrder, ...] = Field(min_length=1, max_length=MOST_ORDERS)
     expires: int
     """Unix seconds; the operator hands nothing out later, nor more than `MOST_AHEAD_SECONDS` before."""
     signature: str
     """HMAC-SHA256, hex, over object, expiry and orders."""
+
+
+class SignedOrders(Signature):
+    """What the annotation of a job holds."""
+
+    orders: tuple[FaultOrder, ...] = Field(min_length=1, max_length=MOST_ORDERS)
 
 
 class OrdersRefusedError(ValueError):
@@ -93,8 +105,25 @@ _ORDERS: TypeAdapter[tuple[FaultOrder, ...]] = TypeAdapter(tuple[FaultOrder, ...
 
 def sign(key: bytes, namespace: str, name: str, orders: tuple[FaultOrder, ...], expires: int) -> str:
     """The text of the annotation for that object."""
-    signature = _digest(key, namespace, name, orders, expires)
-    return SignedOrders(orders=orders, expires=expires, signature=signature).to_json()
+    signed = signature_of(key, namespace, name, orders, expires)
+    return SignedOrders(orders=orders, expires=expires, signature=signed.signature).to_json()
+
+
+def signature_of(
+    key: bytes, namespace: str, name: str, orders: tuple[FaultOrder, ...], expires: int
+) -> Signature:
+    """For orders that stand elsewhere."""
+    return Signature(expires=expires, signature=_digest(key, namespace, name, orders, expires))
+
+
+def joined(orders: tuple[FaultOrder, ...], signature: str) -> str:
+    """The text of a job's annotation for orders and the text of their `Signature`; one that no key has made, where that
+    text is none."""
+    try:
+        found = Signature.model_validate_json(signature[:MOST_BYTES])
+    except ValidationError:
+        found = Signature(expires=0, signature="")
+    return SignedOrders(orders=orders, expires=found.expires, signature=found.signature).to_json()
 
 
 def check(key: bytes, namespace: str, name: str, text: str, now: float) -> tuple[FaultOrder, ...]:

@@ -210,6 +210,14 @@ class Done(Document):
     op: Literal["Done"] = "Done"
 
 
+class Fault(Document):
+    """Instead of an answer, by order of a drill (`contract.fault_order`): end at once, or freeze and ask again."""
+
+    op: Literal["Fault"] = "Fault"
+    seconds: float = Field(ge=0)
+    """For which the whole process stands; 0: it ends as by SIGKILL."""
+
+
 class Failure(Document):
     """A request that failed. `error` is a stable CamelCase word, `message` a sentence for people.
 
@@ -239,7 +247,7 @@ Request = Annotated[
     Field(discriminator="op"),
 ]
 Reply = Annotated[
-    Done | SaveReply | FrozenReply | RestoreOpened | SlicesReply | Fetched | RankStateReply | Failure,
+    Done | SaveReply | FrozenReply | RestoreOpened | SlicesReply | Fetched | RankStateReply | Fault | Failure,
     Field(discriminator="op"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

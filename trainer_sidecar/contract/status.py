@@ -129,6 +129,8 @@ class SidecarStatus(Document):
     quiet_peers: list[int] = Field(default_factory=list)
     """Coordinator: pod indices silent for >= 3 s, the lost ones included. No verdict: who reads it should ask them."""
     phases: PhaseTimes = PhaseTimes()
+    faults_fired: int = Field(default=0, ge=0)
+    """Orders of a drill that were carried out in this pod, each passing counted."""
 
 
 class PeerReport(Document):

@@ -3,16 +3,19 @@
 import time
 from collections.abc import Container
 from functools import partial
+from uuid import uuid4
 
-from trainer_sidecar.contract.fault_order import FaultOrder
-from trainer_sidecar.contract.journal import Manifest
+from trainer_sidecar.contract.fault_order import FIRED, FaultOrder
+from trainer_sidecar.contract.journal import Attempt, Cause, Manifest
 from trainer_sidecar.faultdrills.measure import between, step_of
 from trainer_sidecar.faultdrills.outcome import Check, Seen
 from trainer_sidecar.faultdrills.stage import SIDECAR, DrillError, Stage
 from trainer_sidecar.kube_commands.cluster import JsonObject
+from trainer_sidecar.store.fence import FenceRequest, fence_and_pick
+from trainer_sidecar.store.journal import Journal
 
-FREEZE_SECONDS, SLEEP_SECONDS = 60.0, 100.0
-"""Until its pod is deleted; until the next attempt has begun, which waits 30 s for a sealed save."""
+FREEZE_SECONDS, SLEEP_SECONDS = 60.0, 8.0
+"""Until its pod is deleted; until the next attempt stands. A sidecar that is silent for ten seconds is ended."""
 WRITES_OF_A_SAVE = 16
 """Or a few less: the first save commits."""
 FAILING_REQUESTS = 12
@@ -165,30 +168,33 @@ def _memory(stage: Stage, pod: JsonObject) -> int:
 
 
 def old_pod_wakes_up(stage: Stage) -> Seen:
-    """D9: the process that is about to commit sleeps, and wakes up when the next attempt has begun."""
+    """D9: the process that is about to commit sleeps, and wakes up when the next attempt has begun.
+
+    An operator that is well ends a pod that is silent for ten seconds, and never has two attempts at work: the next one
+    is begun by this command, as an operator would that cannot see the pod.
+    """
     stage.start(nodes=2, ranks=1, faults=(FaultOrder(point="before-claim", after=1, seconds=SLEEP_SECONDS),))
     first = stage.trains()
     stage.commit()
     pods = stage.pods()
-    stage.wait("frozen commit", partial(stage.fired, pods[0], "before-claim"))
-    stage.note("sidecar of pod 0 frozen right before its commit")
     heard_of_it = stage.overheard(pods[0])
+    stage.wait("frozen commit", lambda: any(line.get("message") == FIRED for line in heard_of_it))
+    stage.note("sidecar of pod 0 frozen right before its commit")
     fault = time.monotonic()
-    killed = stage.signal_rank(pods[1])
-    second = stage.attempt(first.attempt + 1)
+    second = _fence(stage, first)
     asleep = not _woke_up(heard_of_it)
-    stage.note("attempt 2 stands in the journal")
-    _, heard = stage.resumed(first)
-    lost = stage.lost(first, second)
-    stage.wait("waking up", lambda: _woke_up(heard_of_it))
+    stage.note(f"attempt {second.attempt} stands in the journal")
+    stage.wait("waking up", lambda: _woke_up(heard_of_it), 3 * SLEEP_SECONDS)
     stage.note("the frozen sidecar woke up")
-    stage.commit(beyond=step_of(second), epoch=second.seq)
+    third, heard = stage.resumed(second)
+    lost = stage.lost(first, third)
+    stage.commit(beyond=step_of(third), epoch=third.seq)
     late = [m for m in _manifests(stage) if m.epoch == first.seq and m.seq > second.seq]
     checks = [
         Check(
             name="the fence stood before it woke up",
             holds=asleep,
-            seen=f"it {'slept still' if asleep else 'was awake already'} when attempt 2 stood in the journal",
+            seen=f"it {'slept still' if asleep else 'was awake already'} when the next attempt stood in the journal",
         ),
         Check(
             name="it cannot commit",
@@ -197,8 +203,25 @@ def old_pod_wakes_up(stage: Stage) -> Seen:
         ),
         *stage.proofs(),
     ]
-    fired = f"frozen before-claim for {SLEEP_SECONDS:g} s with a save that all ranks had written; {killed}"
+    fired = (
+        f"frozen before-claim for {SLEEP_SECONDS:g} s with a save that all ranks had written; attempt {second.attempt} "
+        "fenced meanwhile"
+    )
     return stage.seen(fired, checks, lost, heard - fault)
+
+
+def _fence(stage: Stage, before: Attempt) -> Attempt:
+    """The next attempt of the run, in the journal. Nobody trains in it: it is the job's operator that sees it, too."""
+    request = FenceRequest(
+        owner=before.owner,
+        attempt_nonce=uuid4().hex,
+        cause=Cause.OPERATOR,
+        writer="rtj drill faults",
+        plan_for=lambda *_: before.topology,
+        known_attempts=before.attempt,
+        known_commits=True,
+    )
+    return fence_and_pick(Journal(stage.store, stage.keys), request, timeout=SLEEP_SECONDS).entry
 
 
 def _woke_up(log: list[JsonObject]) -> bool:

@@ -1,15 +1,18 @@
-"""`rtj drill faults`: the fault drills D1 to D10 on the user's cluster, with a report as JSON and as a page.
+"""`rtj drill faults`: the fault drills D1 to D10 on the user's cluster, with a report as JSON and as a page; and
+`rtj drill sign`: a ResumeDrill with the signature that its faults need.
 
-It makes a namespace, trains a small script of its own there with the image and store of the user, breaks things,
+`faults` makes a namespace, trains a small script of its own there with the image and store of the user, breaks things,
 measures, and takes everything away. Outside that namespace it touches a node's cordon (D10-evicted), a PriorityClass
 (D10-preempted), and objects in the store below the scratch namespace's name, which stay.
 """
 
 import argparse
 import base64
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_sidecar.contract.fault_order import MOST_AHEAD_SECONDS, SIGNATURE_ANNOTATION, signature_of
 from trainer_sidecar.faultdrills.settings import RPO_SECONDS, RTO_SECONDS, Settings
 from trainer_sidecar.kube_commands.cluster import Cluster, ClusterError, JsonObject
 from trainer_sidecar.kube_commands.job_store import CREDENTIALS, add_reach_options
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from trainer_sidecar.faultdrills.scratch import Scratch
 
 DEFAULT_KEY = "rtj-system/rtj-fault-key"
+SIGN_SECONDS = 1800
 _NAMES = "D1 to D9, D10-deleted, -evicted, -preempted, -memory, -hang, -node; D10: all of its kinds"
 
 
@@ -45,11 +49,7 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--rto-seconds", type=float, metavar="S", help=f"limit of each drill (default {RTO_SECONDS:g})"
     )
-    parser.add_argument("--fault-key-secret", default=DEFAULT_KEY, metavar="NAMESPACE/NAME",
-                        help=f"Secret with the installation's fault key (default {DEFAULT_KEY})")  # fmt: skip
-    parser.add_argument(
-        "--fault-key-file", type=Path, metavar="FILE", help="the key in a file, instead of the Secret"
-    )
+    _add_key(parser)
     parser.add_argument(
         "--cut-node", default="", metavar="COMMAND", help="shell command that cuts node {node} off"
     )
@@ -62,6 +62,54 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add_reach_options(parser)
     add_cluster_options(parser, output=False)
     parser.set_defaults(handler=_faults)
+    sign = actions.add_parser(
+        "sign", help="print a ResumeDrill with its faults signed, for kubectl apply -f -"
+    )
+    sign.add_argument("file", type=Path, metavar="DRILL", help="drill.yaml, with spec.faults")
+    sign.add_argument("--seconds", type=int, default=SIGN_SECONDS, metavar="S",
+                      help=f"for which the signature holds (default {SIGN_SECONDS}, "
+                      f"at most {MOST_AHEAD_SECONDS})")  # fmt: skip
+    _add_key(sign)
+    add_cluster_options(sign, output=False)
+    sign.set_defaults(handler=_sign)
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fault-key-secret", default=DEFAULT_KEY, metavar="NAMESPACE/NAME",
+                        help=f"Secret with the installation's fault key (default {DEFAULT_KEY})")  # fmt: skip
+    parser.add_argument(
+        "--fault-key-file", type=Path, metavar="FILE", help="the key in a file, instead of the Secret"
+    )
+
+
+def _sign(args: argparse.Namespace) -> int:
+    import yaml
+
+    from rtj_operator.api import InvalidJobError
+    from rtj_operator.api.drill import parse_drill
+    from rtj_operator.drills.sandbox import ordered_faults, sandbox_name
+
+    if not 1 <= args.seconds <= MOST_AHEAD_SECONDS:
+        raise ValueError(f"--seconds {args.seconds} must be from 1 to {MOST_AHEAD_SECONDS}")
+    raw = _object_of(args.file)
+    cluster = cluster_of(args)
+    meta = raw.setdefault("metadata", {})
+    meta["namespace"] = args.namespace or meta.get("namespace") or cluster.namespace
+    try:
+        drill = parse_drill(raw)
+    except InvalidJobError as exc:
+        raise ValueError(f"{args.file} is no ResumeDrill: {exc}") from exc
+    orders = ordered_faults(drill)
+    if not orders:
+        raise ValueError(f"{args.file}: spec.faults is empty: there is nothing to sign")
+    key, why = _key(args, cluster)
+    if key is None:
+        raise ValueError(f"no fault key: {why}")
+    expires = int(time.time()) + args.seconds
+    signature = signature_of(key, meta["namespace"], sandbox_name(drill), orders, expires)
+    meta["annotations"] = {**(meta.get("annotations") or {}), SIGNATURE_ANNOTATION: signature.to_json()}
+    print(yaml.safe_dump(raw, sort_keys=False), end="")
+    return 0
 
 
 def _faults(args: argparse.Namespace) -> int:
@@ -140,6 +188,10 @@ def _settings(args: argparse.Namespace, cluster: Cluster) -> Settings:
 
 
 def _spec_of(file: Path) -> JsonObject:
+    return dict(_object_of(file)["spec"])
+
+
+def _object_of(file: Path) -> JsonObject:
     import yaml
 
     try:
@@ -148,7 +200,7 @@ def _spec_of(file: Path) -> JsonObject:
         raise ValueError(f"{file} cannot be read: {exc}") from exc
     if not isinstance(found, dict) or not isinstance(found.get("spec"), dict):
         raise ValueError(f"{file} holds no object with a spec")
-    return dict(found["spec"])
+    return found
 
 
 def _key(args: argparse.Namespace, cluster: Cluster) -> tuple[bytes | None, str]:

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 
+from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.fault_order import DELETE_POINTS, ENV_FAULT_ORDERS, SAVE_POINTS, from_text
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.sidecar.config import Config
@@ -23,6 +24,13 @@ ENV_SIGNAL = "RTJ_FAULT_SIGNAL"
 POINTS = SAVE_POINTS
 _READS = frozenset({"get", "get_range", "head", "list"})
 _WRITES = frozenset({"create", "create_large", "put"})
+
+_OF_REQUESTS: dict[type[m.Request], str] = {
+    m.OpenRestore: "rank-restores",
+    m.CloseRestore: "rank-restored",
+    m.ReportProgress: "rank-steps",
+    m.Sealed: "rank-seals",
+}
 
 _reached: dict[str, int] = {}
 _orders: ArmedOrders | None = None
@@ -59,6 +67,20 @@ def reach(point: str) -> None:
     if _reached[point] == wished or (_reached[point] > wished and chosen is signal.SIGKILL):
         # to this thread: a stop sent to the process may be taken by another one while this one goes on
         signal.pthread_kill(threading.get_ident(), chosen)
+
+
+def of_rank(message: m.Request) -> m.Fault | None:
+    """What an order wants of the rank that asks this, instead of an answer."""
+    point = _OF_REQUESTS.get(type(message))
+    if _orders is None or point is None or (isinstance(message, m.ReportProgress) and message.phase):
+        return None
+    order = _orders.due(point)
+    return m.Fault(seconds=order.seconds) if order is not None else None
+
+
+def fired() -> int:
+    """How many faults of orders have happened in this pod."""
+    return _orders.fired if _orders is not None else 0
 
 
 def wrap(store: Store, keys: RunKeys) -> Store:

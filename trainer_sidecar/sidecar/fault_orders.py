@@ -32,7 +32,7 @@ class ArmedOrders:
 
     def reach(self, point: str) -> None:
         """Die here, or freeze, when the turn of an order for this point has come."""
-        order = self._due(point)
+        order = self.due(point)
         if order is None:
             return
         if order.seconds:
@@ -44,13 +44,20 @@ class ArmedOrders:
 
     def request_fails(self, point: str) -> bool:
         """Whether this request is to fail. One that is to be slow is delayed here."""
-        order = self._due(point)
+        order = self.due(point)
         if order is None:
             return False
         time.sleep(order.seconds)
         return not order.seconds
 
-    def _due(self, point: str) -> FaultOrder | None:
+    @property
+    def fired(self) -> int:
+        """How many faults have happened by now."""
+        with self._lock:
+            passed = zip(self._orders, self._counts(), strict=True)
+            return sum(min(max(count - order.after, 0), order.times) for order, count in passed)
+
+    def due(self, point: str) -> FaultOrder | None:
         """Count a passing; the order that fires at it."""
         due: tuple[FaultOrder, int] | None = None
         with self._lock:

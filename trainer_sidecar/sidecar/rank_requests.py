@@ -6,6 +6,7 @@ import time
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.base import Document
+from trainer_sidecar.sidecar import fault
 from trainer_sidecar.sidecar.evidence import Evidence
 from trainer_sidecar.sidecar.frozen import Frozen
 from trainer_sidecar.sidecar.plan_watch import PlanWatch
@@ -82,6 +83,8 @@ class RankRequests:
         rank = getattr(message, "rank", hello.rank)
         if rank != hello.rank and not isinstance(message, m.AskRankState):
             raise RequestError("BadRequest", f"rank {hello.rank} cannot speak for rank {rank}")
+        if (ordered := fault.of_rank(message)) is not None:
+            return ordered
         match message:
             case m.Sealed():
                 self._sealed(message)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SidecarStatus
-from trainer_sidecar.sidecar import workdir
+from trainer_sidecar.sidecar import fault, workdir
 from trainer_sidecar.sidecar.config import PLAN_POLL_SECONDS, Config
 from trainer_sidecar.sidecar.coordinator import Coordinator
 from trainer_sidecar.sidecar.evidence import Evidence
@@ -201,4 +201,5 @@ class Sidecar:
             lost_peers=self.heard.lost() if self.is_coordinator else self.reporter.lost(),
             quiet_peers=self.heard.quiet() if self.is_coordinator else [],
             phases=view.phases,
+            faults_fired=fault.fired(),
         )

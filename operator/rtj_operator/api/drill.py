@@ -5,9 +5,9 @@ A drill is a record: its spec never changes, and its status ends with Passed or 
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeAlias, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from rtj_operator.api.base import ApiModel, Fraction, MicroTime, Quantity, SpecModel, cel, rules
 from rtj_operator.api.checkpoint import RUN_ID_PATTERN
@@ -15,6 +15,14 @@ from rtj_operator.api.job import NAME_RULE, ObjectMeta, parse_object
 from rtj_operator.api.names import API_VERSION_FULL, DRILL_KIND, MAX_DRILL_NAME_LENGTH, MAX_NAME_LENGTH
 from rtj_operator.api.spec import MAX_NODES, ModelParallelism
 from rtj_operator.api.status import AttemptSeconds, CheckStatus
+from trainer_sidecar.contract.fault_order import (
+    MOST_ORDERS,
+    OPERATOR_POINTS,
+    RANK_POINTS,
+    OperatorPoint,
+    RankPoint,
+    StorePoint,
+)
 
 NEWEST = "Newest"
 
@@ -54,6 +62,30 @@ class DrillOverrides(SpecModel):
     """Resources of the trainer's container: other or fewer GPUs."""
 
 
+DRILL_POINTS = tuple(p for p in (*get_args(StorePoint), *RANK_POINTS, *OPERATOR_POINTS) if p != "rank-seals")
+"""A sandbox saves nothing, so points around a save would never be passed."""
+FaultPoint: TypeAlias = Annotated[
+    StorePoint | RankPoint | OperatorPoint, WithJsonSchema({"type": "string", "enum": list(DRILL_POINTS)})
+]
+
+
+class DrillFault(SpecModel):
+    """A fault that happens while the drill restores."""
+
+    point: FaultPoint
+    """store-read, store-write: a sidecar's requests fail, or take `seconds` longer. rank-restores, rank-restored,
+    rank-steps: a rank is killed, or frozen for `seconds`, when it opens the checkpoint, has loaded it, has made a step.
+    after-status-write, after-job-create, after-attempt-entry: the operator is killed after that write."""
+    pod: int = Field(default=0, ge=0, le=MAX_NODES - 1)
+    """Index of the pod in which it happens."""
+    after: int = Field(default=0, ge=0, le=1_000_000)
+    """How many passings of the point are left alone first."""
+    times: int = Field(default=1, ge=1, le=100)
+    """How often it happens."""
+    seconds: int = Field(default=0, ge=0, le=100)
+    """For which what meets the point is slow or frozen; 0: requests fail, and processes are killed."""
+
+
 class DrillSpec(SpecModel):
     """What is drilled, and on which mesh."""
 
@@ -66,9 +98,10 @@ class DrillSpec(SpecModel):
             ),
             cel(
                 "!has(self.deep) || self.deep || !(has(self.nodes) || has(self.ranksPerNode) || "
-                "has(self.parallelism) || has(self.steps) || has(self.lossTolerance) || has(self.overrides))",
+                "has(self.parallelism) || has(self.steps) || has(self.lossTolerance) || has(self.overrides) || "
+                "has(self.faults))",
                 "deep: false reads bytes and restores nothing: leave nodes, ranksPerNode, parallelism, steps, "
-                "lossTolerance and overrides out, or set deep to true",
+                "lossTolerance, overrides and faults out, or set deep to true",
             ),
         )
     )
@@ -94,6 +127,9 @@ class DrillSpec(SpecModel):
     """Largest relative difference of the loss, as text. Left out: the job's verification.lossTolerance."""
     overrides: DrillOverrides = DrillOverrides()
     """What its pods have otherwise than the job's."""
+    faults: list[DrillFault] = Field(default_factory=list, max_length=MOST_ORDERS)
+    """Faults that the restore must survive; each has to happen for the drill to pass. Only where the chart's
+    faultInjection is enabled and the drill carries a signature (`rtj drill sign`)."""
     deadline_seconds: int = Field(default=3600, ge=30)
     """Seconds from its turn to its end; a drill that has no result by then has failed."""
 
@@ -155,6 +191,8 @@ class DrillStatus(ApiModel):
     """Bytes that were read and proven (deep: false)."""
     quarantined: bool = False
     """The checkpoint was found bad, read again by the operator, and is under quarantine."""
+    faults_fired: int | None = None
+    """How many of the faults in its spec have happened."""
     journal_entry: int | None = None
     """Sequence of the entry that the result has in the run's journal."""
     started_at: MicroTime | None = None

@@ -353,6 +353,8 @@ class JobStatus(ApiModel):
     """How often the job saves, and how often wastes least."""
     resume: ResumeStatus | None = None
     """Result of the last resume."""
+    faults_fired: int | None = None
+    """Of the fault orders on this object: how many have happened in its pods. Absent without orders."""
     counters: Counters = Counters()
     """How often what has happened."""
     attempts: list[AttemptRecord] = Field(default_factory=list, max_length=MAX_ATTEMPTS)

@@ -27,6 +27,7 @@ from rtj_operator.decide.unreached import unreached
 from rtj_operator.decide.view import POLL_SECONDS, WATCH_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds
 from rtj_operator.text import count, lasting, printable
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.status import CommittedStatus, PhaseTimes, SidecarStatus, TrainerState
 
@@ -52,7 +53,7 @@ def coordinator(view: View) -> SidecarStatus | None:
 
 def with_commits(view: View) -> JobStatus:
     """The status with a newer commit in it, which ends the count of failures without progress."""
-    status, seen = _with_trained(view, _with_verified(view)), coordinator(view)
+    status, seen = _with_faults(view, _with_trained(view, _with_verified(view))), coordinator(view)
     commit = seen.last_committed if seen else None
     known = status.last_committed
     if commit is None or (known is not None and commit.sequence <= known.sequence):
@@ -66,6 +67,14 @@ def with_commits(view: View) -> JobStatus:
     if own:
         update["counters"] = status.counters.model_copy(update={"without_progress": 0})
     return status.model_copy(update=update)
+
+
+def _with_faults(view: View, status: JobStatus) -> JobStatus:
+    """Pods that have gone are remembered: orders are those of the first placement."""
+    if FAULT_ANNOTATION not in view.meta.annotations:
+        return status
+    fired = sum(count(p.status.faults_fired) for p in view.observed.pods if p.status is not None)
+    return status.model_copy(update={"faults_fired": max(fired, status.faults_fired or 0)})
 
 
 def _with_trained(view: View, status: JobStatus) -> JobStatus:

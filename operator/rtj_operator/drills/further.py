@@ -26,7 +26,7 @@ from rtj_operator.drills.evidence import (
     record_restored,
 )
 from rtj_operator.drills.reading import Reading, reading
-from rtj_operator.drills.sandbox import sandbox_job, sandbox_metadata
+from rtj_operator.drills.sandbox import fault_orders, sandbox_job, sandbox_metadata, sandbox_name
 from rtj_operator.drills.verdict import (
     Ending,
     begun,
@@ -160,7 +160,11 @@ class DrillSteps:
 
     async def _begin(self, case: Case, job: Object) -> float:
         """What is drilled, into the status; refused by name when no sandbox can be made for it."""
-        asked = case.drill.spec
+        asked, meta = case.drill.spec, case.drill.metadata
+        if orders := fault_orders(case.drill):
+            name = sandbox_name(case.drill)
+            if said := await self.applier.gate.refusal(meta.namespace, name, orders):
+                raise Ends(DrillReason.FAULTS_REFUSED, f"no fault may happen in {name}: {said}")
         made = self._prepared(job, f"job {asked.job_name}")
         try:
             point = await self.at_store(

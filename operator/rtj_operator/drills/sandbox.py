@@ -21,7 +21,12 @@ from rtj_operator.api.names import (
     TRAINER_CONTAINER,
 )
 from rtj_operator.api.policies import DeletionPolicy, OnVerificationFailure
-from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION
+from trainer_sidecar.contract.fault_order import (
+    FAULT_ANNOTATION,
+    SIGNATURE_ANNOTATION,
+    FaultOrder,
+    joined,
+)
 
 NEVER_STEPS = 10**9
 """A sandbox saves nothing of its own accord."""
@@ -48,11 +53,22 @@ def sandbox_run(drill: ResumeDrill) -> str:
     return f"{sandbox_name(drill)}-{drill.metadata.uid}"
 
 
+def fault_orders(drill: ResumeDrill) -> str:
+    """The text of the sandbox's fault orders, with the signature that the drill carries; empty without faults."""
+    orders = ordered_faults(drill)
+    return joined(orders, drill.metadata.annotations.get(SIGNATURE_ANNOTATION, "")) if orders else ""
+
+
+def ordered_faults(drill: ResumeDrill) -> tuple[FaultOrder, ...]:
+    """The faults that a drill asks for, as they are signed."""
+    return tuple(FaultOrder.model_validate(fault.to_dict()) for fault in drill.spec.faults)
+
+
 def sandbox_metadata(drill: ResumeDrill) -> JsonObject:
-    """Of the object that a drill runs in: it goes with the drill. Fault orders on the drill become its."""
-    orders = drill.metadata.annotations.get(FAULT_ANNOTATION)
+    """Of the object that a drill runs in: it goes with the drill. The faults that it asks for become its orders."""
+    orders = fault_orders(drill)
     return {
-        **({"annotations": {FAULT_ANNOTATION: orders}} if orders is not None else {}),
+        **({"annotations": {FAULT_ANNOTATION: orders}} if orders else {}),
         "name": sandbox_name(drill),
         "namespace": drill.metadata.namespace,
         "labels": {LABEL_DRILL_OF: drill.spec.job_name, MANAGED_BY_LABEL: MANAGED_BY_VALUE},
@@ -85,7 +101,8 @@ def sandbox_job(
             # Another loss is the drill's result; a quarantine for it is a person's to decide.
             "onFailure": OnVerificationFailure.WARN.value,
         },
-        "restart": {**restart, "maxAttemptsWithoutProgress": 1},
+        # Each fault may cost an attempt, and none commits.
+        "restart": {**restart, "maxAttemptsWithoutProgress": 1 + sum(f.times for f in asked.faults)},
         "deletionPolicy": DeletionPolicy.DELETE.value,
         "template": _template(own["template"], asked.overrides),
     }

@@ -4,7 +4,7 @@ The status always says what is meant before it is done, and the result before it
 dies in between goes on where it was.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rtj_operator.api import JobStatus, Phase, ResumableTrainingJob
@@ -12,6 +12,7 @@ from rtj_operator.api.drill import DrilledCheckpoint, DrillPhase, DrillStatus, R
 from rtj_operator.drills.reading import Reading
 from rtj_operator.drills.sandbox import sandbox_name, sandbox_run
 from rtj_operator.drills.words import DrillReason
+from rtj_operator.faultgate import fired_by_operator
 from rtj_operator.text import count, lasting, many, printable
 
 _MOST = 2000
@@ -138,7 +139,22 @@ def watched(drill: ResumeDrill, status: DrillStatus, sandbox: ResumableTrainingJ
     """The drill's status with what its sandbox says, and the result once there is one."""
     status = _seen(drill, status, sandbox)
     end = _end_of(sandbox.status)
+    if end is not None and end.passed:
+        end = _with_faults(drill, status, end)
     return ending(drill, status, end) if end is not None else status
+
+
+def _with_faults(drill: ResumeDrill, status: DrillStatus, end: Ending) -> Ending:
+    """What has passed has done so in spite of the faults only when they have happened."""
+    wanted, fired = sum(f.times for f in drill.spec.faults), status.faults_fired or 0
+    if not wanted:
+        return end
+    if fired < wanted:
+        text = (
+            f"{end.message}; but {fired} of {many(wanted, 'fault')} happened: is every point passed so often?"
+        )
+        return Ending(False, DrillReason.FAULTS_NOT_FIRED, text)
+    return replace(end, message=f"{end.message}; {many(fired, 'fault')} happened")
 
 
 def _seen(drill: ResumeDrill, status: DrillStatus, sandbox: ResumableTrainingJob) -> DrillStatus:
@@ -148,6 +164,8 @@ def _seen(drill: ResumeDrill, status: DrillStatus, sandbox: ResumableTrainingJob
     update: dict[str, object] = {"sandbox": before.model_copy(update={"uid": sandbox.metadata.uid})}
     if seen.plan is not None:
         update["mesh"] = seen.plan.mesh
+    if drill.spec.faults:
+        update["faults_fired"] = (seen.faults_fired or 0) + fired_by_operator(sandbox.metadata.annotations)
     if seen.resume is not None:
         update |= {"checks": seen.resume.compared, "loss_delta": seen.resume.loss_delta}
     if record is not None and record.seconds is not None:

@@ -21,6 +21,8 @@ class DrillReason(StrEnum):
     SANDBOX_GONE = "SandboxGone"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     READER_FAILED = "ReaderFailed"
+    FAULTS_REFUSED = "FaultsRefused"
+    FAULTS_NOT_FIRED = "FaultsNotFired"
 
 
 DRILL_REASON_DOCS: dict[DrillReason, str] = {
@@ -38,5 +40,7 @@ DRILL_REASON_DOCS: dict[DrillReason, str] = {
     DrillReason.NAME_TAKEN: "Failed: an object that is not this drill's has the name of its sandbox.",
     DrillReason.SANDBOX_GONE: "Failed: somebody deleted its sandbox before there was a result.",
     DrillReason.DEADLINE_EXCEEDED: "Failed: there was no result within deadlineSeconds; what it waited for.",
+    DrillReason.FAULTS_REFUSED: "Failed: the faults in its spec may not happen here; which consent is missing.",
+    DrillReason.FAULTS_NOT_FIRED: "Failed: it restored and matched, but not every fault in its spec has happened.",
     DrillReason.READER_FAILED: "Failed: the pod that reads the bytes ended without a result; what it said.",
 }
