@@ -52,8 +52,8 @@ from rtj_operator.rights import missing_right
 log = logging.getLogger(__name__)
 GLANCES_PER_SECOND = 60
 """With more jobs than that times three seconds, those that train undisturbed are glanced at less often: failures are
-pushed (O4), what a glance brings is numbers. A thousand jobs take less than a quarter of a core so, and the rest is
-there for those that fail."""
+pushed (O4), what a glance brings is numbers. A thousand jobs take a quarter of a core so, and the rest is there for
+those that fail."""
 
 
 _OF_A_NEW_JOB = frozenset({EventReason.PLACEMENT_CREATED, EventReason.RESIZING})

@@ -165,7 +165,8 @@ def _seen(drill: ResumeDrill, status: DrillStatus, sandbox: ResumableTrainingJob
     if seen.plan is not None:
         update["mesh"] = seen.plan.mesh
     if drill.spec.faults:
-        update["faults_fired"] = (seen.faults_fired or 0) + fired_by_operator(sandbox.metadata.annotations)
+        dead = fired_by_operator(sandbox.metadata.annotations)
+        update["faults_fired"] = count((seen.faults_fired or 0) + dead)
     if seen.resume is not None:
         update |= {"checks": seen.resume.compared, "loss_delta": seen.resume.loss_delta}
     if record is not None and record.seconds is not None:
