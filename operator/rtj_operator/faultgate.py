@@ -109,17 +109,17 @@ class FaultGate:
         return check(self._key, namespace, name, text, self._now())
 
 
-def fired_by_operator(annotations: Mapping[str, str]) -> int:
-    """How often operators have died by order for the object with these annotations."""
-    found = _fired({"metadata": {"annotations": annotations}})
-    return sum(found.values()) if found else 0
+def fired_by_operator(annotations: Mapping[str, str], ordered: Mapping[str, int]) -> int:
+    """How often operators have died for the object with these annotations, of what was ordered by point."""
+    found = _fired({"metadata": {"annotations": annotations}}) or {}
+    return sum(min(found.get(point, 0), times) for point, times in ordered.items())
 
 
 def _fired(raw: Object) -> dict[str, int] | None:
     """How often each place has been fatal, as the job notes it; None for a note that this operator did not write."""
     try:
         found = json.loads((raw["metadata"].get("annotations") or {}).get(FIRED_ANNOTATION, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     ours = isinstance(found, dict) and all(isinstance(n, int) and n > 0 for n in found.values())
     return found if ours else None

@@ -24,6 +24,7 @@ from rtj_operator.podview import condition, job_view, pod_view, unix
 from rtj_operator.silence import Silence
 from rtj_operator.standstill import Standstill
 from rtj_operator.usage import UsageCache
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION
 from trainer_sidecar.contract.plan import Order
 from trainer_sidecar.contract.status import SidecarStatus, TrainerState
 
@@ -113,7 +114,8 @@ class Observer:
         `capacity_for`: a pod template whose fit on the nodes is wanted.
         """
         meta = job["metadata"]
-        views = await self._ask(self._views(read.pods, meta["uid"]), status_port, _placement(job))
+        everyone = FAULT_ANNOTATION in (meta.get("annotations") or {})  # each may have to tell of a fault
+        views = await self._ask(self._views(read.pods, meta["uid"]), status_port, _placement(job), everyone)
         views = await self._with_lost_nodes(views)
         seen = await self._jobs(read.jobs, views)
         wanted = capacity_for is not None and _capacity_matters(job, views)
@@ -191,7 +193,9 @@ class Observer:
             "nodes may not be read: a lost node is seen by silence only, and jobs do not grow back by themselves"
         )
 
-    async def _ask(self, views: list[PodView], port: int, placement: int) -> list[PodView]:
+    async def _ask(
+        self, views: list[PodView], port: int, placement: int, everyone: bool = False
+    ) -> list[PodView]:
         """Ask the sidecars that matter now: pod 0 always; all of them once anything is out of the ordinary."""
 
         def mine(views: Sequence[PodView]) -> list[PodView]:
@@ -201,7 +205,9 @@ class Observer:
 
         # A spec that names another port is about the next placement: these pods listen where their plan says.
         port = next((v.plan.coordinator.port for v in mine(views) if v.plan is not None), port)
-        now = [v for v in mine(views) if v.index == 0 or _unusual(v) or self._silence.doubts(v.uid)]
+        now = [
+            v for v in mine(views) if everyone or v.index == 0 or _unusual(v) or self._silence.doubts(v.uid)
+        ]
         views = await self._asked(views, now, port)
         rest = [v for v in mine(views) if not v.polled] if _worth_all(mine(views)) else _quiet(mine(views))
         return await self._asked(views, rest, port)

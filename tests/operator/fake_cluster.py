@@ -64,7 +64,7 @@ class NoCapacity(Observer):
         super().__init__(kube, clock=clock)
         self._answers = answers
 
-    async def _ask(self, views: Any, status_port: int, placement: int) -> Any:
+    async def _ask(self, views: Any, status_port: int, placement: int, everyone: bool = False) -> Any:
         answers = {v.uid: self._answers.get(v.index) for v in views}
         heard = [self._with_answer(v, answers, self._clock()) if answers[v.uid] else v for v in views]
         return [replace(v, polled=False) for v in heard]

@@ -11,9 +11,10 @@ from drill_world import SANDBOX, DrillCluster
 
 from rtj_operator.api.drill import DrillPhase
 from rtj_operator.drills.words import DrillReason
-from rtj_operator.kube import JOBS
+from rtj_operator.kube import JOBS, NAMESPACES, RTJ
 from trainer_sidecar.contract.fault_order import (
     ENV_FAULT_ORDERS,
+    FIRED_ANNOTATION,
     SIGNATURE_ANNOTATION,
     FaultOrder,
     from_text,
@@ -79,9 +80,61 @@ def test_a_drill_whose_faults_did_not_all_happen_has_failed(cluster: DrillCluste
     cluster.run(6)
     restored(cluster, 2, 0)
     status = cluster.drill().status
+    assert (status.phase, status.reason) == (DrillPhase.RUNNING, DrillReason.FAULTS_NOT_FIRED), "told late?"
+    cluster.now += 21
+    cluster.run(4)
+    status = cluster.drill().status
     assert (status.phase, status.reason) == (DrillPhase.FAILED, DrillReason.FAULTS_NOT_FIRED)
     assert status.message is not None
     assert "2 of 3 faults happened" in status.message
+
+
+def test_a_fault_that_is_told_after_the_restore_has_matched_counts(cluster: DrillCluster) -> None:
+    cluster.allow_faults(KEY)
+    cluster.put_drill(annotations=signature(), nodes=2, faults=FAULTS)
+    cluster.run(6)
+    restored(cluster, 2, 0)
+    cluster.now += 10
+    restored(cluster, 2, 1)
+    assert cluster.drill().status.phase is DrillPhase.PASSED
+
+
+def test_what_somebody_writes_on_the_sandbox_is_no_fault_that_happened(cluster: DrillCluster) -> None:
+    cluster.allow_faults(KEY)
+    cluster.put_drill(annotations=signature(), nodes=2, faults=FAULTS)
+    cluster.run(6)
+    for text in ('{"store-read": 99, "after-job-create": 99}', "[" * 2000):
+        sandbox = cluster.sandbox()
+        assert sandbox is not None
+        sandbox["metadata"]["annotations"][FIRED_ANNOTATION] = text
+        cluster.kube.put(RTJ, sandbox)
+        restored(cluster, 1, 0)
+        assert cluster.drill().status.faults_fired == 1
+
+
+def test_a_fault_in_a_pod_that_the_sandbox_does_not_have_is_refused_before_anything_is_made(
+    cluster: DrillCluster,
+) -> None:
+    cluster.allow_faults(KEY)
+    orders = (FaultOrder(point="store-read", pod=2),)
+    cluster.put_drill(annotations=signature(orders), nodes=2, faults=[{"point": "store-read", "pod": 2}])
+    cluster.run(4)
+    status = cluster.drill().status
+    assert (status.phase, status.reason) == (DrillPhase.FAILED, DrillReason.SPEC_INVALID)
+    assert status.message == "spec.faults: there is no pod 2, the sandbox has 2 pods"
+    assert cluster.sandbox() is None
+
+
+def test_a_consent_that_ends_before_the_sandbox_is_made_is_missing(cluster: DrillCluster) -> None:
+    cluster.allow_faults(KEY)
+    cluster.put_drill(annotations=signature(), nodes=2, faults=FAULTS)
+    while cluster.drill().status.checkpoint is None:
+        cluster.look()
+    cluster.kube.put(NAMESPACES, {"metadata": {"name": "ns", "labels": {}}})
+    cluster.run(4)
+    status = cluster.drill().status
+    assert (status.phase, status.reason) == (DrillPhase.FAILED, DrillReason.FAULTS_REFUSED)
+    assert cluster.sandbox() is None
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from rtj_operator.decide.observed import Observed, PodView
 from rtj_operator.kube import JOBS, NODES, PODS, RTJ, Forbidden, Kind, Object
 from rtj_operator.observe import MAX_STATUS_BYTES, Graves, Observer, read_status
 from rtj_operator.podview import job_view, pod_view, unix
+from trainer_sidecar.contract.fault_order import FAULT_ANNOTATION
 from trainer_sidecar.contract.plan import PLAN_ANNOTATION
 from trainer_sidecar.contract.status import SidecarStatus
 
@@ -295,6 +296,31 @@ def test_sidecars_are_asked_at_the_port_that_their_plan_names_not_the_edited_spe
     pod["metadata"]["annotations"] = {PLAN_ANNOTATION: plan().to_json()}
     observe(kube, rtj())
     assert set(asked) == {9477}
+
+
+@pytest.mark.parametrize(("annotations", "asked"), [({}, {0}), ({FAULT_ANNOTATION: "{}"}, set(range(9)))])
+def test_every_sidecar_is_asked_where_a_drill_has_orders_since_each_may_tell_of_a_fault(
+    monkeypatch: pytest.MonkeyPatch, annotations: dict[str, str], asked: set[int]
+) -> None:
+    found: set[int] = set()
+
+    async def ask(session: Any, ip: str, port: int, index: int) -> SidecarStatus:
+        found.add(index)
+        return sidecar(index)
+
+    monkeypatch.setattr("rtj_operator.observe.read_status", ask)
+    kube = FakeKube()
+    kube.put(NODES, node("node1"))
+    running = {"name": "rtj-sidecar", "state": {"running": {}}}
+    ready = [{"type": "Ready", "status": "True"}]
+    for index in range(9):
+        pod = pod_object(f"p{index}", podIP="10.0.0.1", initContainerStatuses=[running], conditions=ready)
+        pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = str(index)
+        kube.put(PODS, pod)
+    job = rtj()
+    job["metadata"]["annotations"] = annotations
+    observe(kube, job)
+    assert found == asked
 
 
 def test_without_rights_on_nodes_nothing_is_called_lost_and_the_right_is_not_asked_for_each_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sidecar_world import World, eventually
@@ -21,7 +22,7 @@ from trainer_sidecar.contract.fault_order import (
     from_text,
     sign,
 )
-from trainer_sidecar.sidecar.fault_orders import EXIT_KILLED
+from trainer_sidecar.sidecar.fault_orders import EXIT_KILLED, ArmedOrders
 
 MakeWorld = Callable[..., World]
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -156,6 +157,18 @@ def test_orders_pass_the_environment_unchanged() -> None:
     assert from_text("") == ()
 
 
+def test_two_orders_at_one_point_happen_one_after_the_other_and_each_counts_once(tmp_path: Path) -> None:
+    orders = (
+        FaultOrder(point="store-read", times=2),
+        FaultOrder(point="store-read", after=1, times=1, seconds=0.01),
+    )
+    armed = ArmedOrders(orders, tmp_path / "faults.json")
+    told = [armed.due("store-read") for _ in range(5)]
+    assert [order.seconds if order else None for order in told] == [0, 0, 0.01, None, None]
+    assert armed.fired == 3
+    assert ArmedOrders(orders, tmp_path / "faults.json").fired == 3
+
+
 def test_a_rank_is_told_to_freeze_or_to_end_as_often_as_ordered_and_the_status_counts(
     make_world: MakeWorld,
 ) -> None:
@@ -168,6 +181,7 @@ def test_a_rank_is_told_to_freeze_or_to_end_as_often_as_ordered_and_the_status_c
     step = m.ReportProgress(rank=rank.rank, step=1, epoch=0, samples=4)
     told = [rank.ask(step.model_copy(update={"phase": phase})) for phase in ("FirstStep", "", "", "")]
     assert told == [m.Done(), m.Done(), m.Fault(seconds=2), m.Done()], "phases are no steps"
+    assert rank.hello() == m.Done(orders=True), "so the library waits for each answer"
     assert rank.ask(m.Sealed(save_id="none", rank=rank.rank)) == m.Fault(seconds=0)
     assert isinstance(rank.ask(m.Sealed(save_id="none", rank=rank.rank)), m.Failure), (
         "then it is asked as ever"

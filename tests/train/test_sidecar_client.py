@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class Listener:
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.seen: list[str] = []
+        self.welcome = m.Done()
         self._answer = answer
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(path))
@@ -41,11 +43,11 @@ class Listener:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            with connection, connection.makefile("rb") as stream:
+            with suppress(OSError), connection, connection.makefile("rb") as stream:
                 while head := stream.read(4):
                     request = m.REQUEST.validate_json(stream.read(struct.unpack("<I", head)[0]))
                     self.seen.append(request.op)
-                    reply = m.Done() if isinstance(request, m.Hello) else self._answer(request)
+                    reply = self.welcome if isinstance(request, m.Hello) else self._answer(request)
                     if reply is None:
                         break
                     body = reply.to_bytes()
@@ -183,8 +185,20 @@ def test_a_drill_freezes_the_whole_rank_which_then_asks_again(
     assert client.ask(m.Fetch(file=0, ranges=[(0, 5)]), m.Fetched).bytes_from_store == 7
     ending.set()
     other.join()
-    assert listener.seen == ["Hello", "Fetch", "Hello", "Fetch"]
+    assert listener.seen == ["Hello", "Fetch", "Fetch"], "on the same connection: the rank is not lost"
     assert max(b - a for a, b in pairwise(ticks)) > 0.9, "no thread of it did anything meanwhile"
+
+
+def test_what_is_posted_is_answered_at_once_where_a_drill_has_orders_for_ranks(
+    listen: Callable[[Answer], tuple[Listener, SidecarClient]],
+) -> None:
+    answers: Iterator[m.Reply] = iter([m.Fault(seconds=1), m.Done()])
+    listener, client = listen(lambda _: next(answers))
+    listener.welcome = m.Done(orders=True)
+    began = time.monotonic()
+    assert client.post(m.ReportProgress(rank=2, step=1, epoch=0, samples=4))
+    assert time.monotonic() - began > 0.9, "the fault has happened when the step goes on"
+    assert listener.seen == ["Hello", "ReportProgress", "ReportProgress"]
 
 
 def test_a_drill_ends_a_rank_as_sigkill_does(

@@ -208,6 +208,8 @@ class Done(Document):
     """Plain success."""
 
     op: Literal["Done"] = "Done"
+    orders: bool = False
+    """To a `Hello`: a drill has orders for ranks of this pod, so every answer may be a `Fault`."""
 
 
 class Fault(Document):

@@ -1,7 +1,7 @@
 """D1, D7, D9: faults while a save is under way. They need fault points in the sidecar, armed by signed orders."""
 
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from functools import partial
 from uuid import uuid4
 
@@ -180,7 +180,7 @@ def old_pod_wakes_up(stage: Stage) -> Seen:
     heard_of_it = stage.overheard(pods[0])
     stage.wait("frozen commit", lambda: any(line.get("message") == FIRED for line in heard_of_it))
     stage.note("sidecar of pod 0 frozen right before its commit")
-    fault = time.monotonic()
+    fault, before = time.monotonic(), set(_manifests(stage))
     second = _fence(stage, first)
     asleep = not _woke_up(heard_of_it)
     stage.note(f"attempt {second.attempt} stands in the journal")
@@ -189,7 +189,7 @@ def old_pod_wakes_up(stage: Stage) -> Seen:
     third, heard = stage.resumed(second)
     lost = stage.lost(first, third)
     stage.commit(beyond=step_of(third), epoch=third.seq)
-    late = [m for m in _manifests(stage) if m.epoch == first.seq and m.seq > second.seq]
+    late = [m for m in _manifests(stage).values() if m.epoch == first.seq and m.checkpoint_id not in before]
     checks = [
         Check(
             name="the fence stood before it woke up",
@@ -199,7 +199,7 @@ def old_pod_wakes_up(stage: Stage) -> Seen:
         Check(
             name="it cannot commit",
             holds=not late,
-            seen=f"{len(late)} commits of epoch {first.seq} behind entry {second.seq}",
+            seen=f"{len(late)} commits of epoch {first.seq} since it froze; entry {second.seq} is the next attempt's",
         ),
         *stage.proofs(),
     ]
@@ -228,5 +228,6 @@ def _woke_up(log: list[JsonObject]) -> bool:
     return any(line.get("message") == "fault over" for line in log)
 
 
-def _manifests(stage: Stage) -> list[Manifest]:
-    return list(stage.history().manifests.values())
+def _manifests(stage: Stage) -> Mapping[str, Manifest]:
+    """All commits in the journal, by checkpoint."""
+    return stage.history().manifests

@@ -93,7 +93,9 @@ def _sign(args: argparse.Namespace) -> int:
         raise ValueError(f"--seconds {args.seconds} must be from 1 to {MOST_AHEAD_SECONDS}")
     raw = _object_of(args.file)
     cluster = cluster_of(args)
-    meta = raw.setdefault("metadata", {})
+    meta = raw["metadata"] = dict(raw.get("metadata") or {})
+    if args.namespace and meta.get("namespace", args.namespace) != args.namespace:
+        raise ValueError(f"{args.file} is of namespace {meta['namespace']}, and -n says {args.namespace}")
     meta["namespace"] = args.namespace or meta.get("namespace") or cluster.namespace
     try:
         drill = parse_drill(raw)

@@ -12,7 +12,13 @@ import signal
 import threading
 
 from trainer_sidecar.contract import messages as m
-from trainer_sidecar.contract.fault_order import DELETE_POINTS, ENV_FAULT_ORDERS, SAVE_POINTS, from_text
+from trainer_sidecar.contract.fault_order import (
+    DELETE_POINTS,
+    ENV_FAULT_ORDERS,
+    RANK_POINTS,
+    SAVE_POINTS,
+    from_text,
+)
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.sidecar.config import Config
 from trainer_sidecar.sidecar.fault_orders import ArmedOrders
@@ -76,6 +82,11 @@ def of_rank(message: m.Request) -> m.Fault | None:
         return None
     order = _orders.due(point)
     return m.Fault(seconds=order.seconds) if order is not None else None
+
+
+def concerns_ranks() -> bool:
+    """Whether any order is about a rank of this pod."""
+    return _orders is not None and any(order.point in RANK_POINTS for order in _orders.orders)
 
 
 def fired() -> int:

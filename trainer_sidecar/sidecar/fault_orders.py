@@ -26,7 +26,7 @@ class ArmedOrders:
     """Orders for this pod, and their counts. Thread-safe."""
 
     def __init__(self, orders: Sequence[FaultOrder], file: Path) -> None:
-        self._orders, self._file = tuple(orders), file
+        self.orders, self._file = tuple(orders), file
         self._lock = threading.Lock()
         self._passed: list[int] | None = None
 
@@ -54,21 +54,23 @@ class ArmedOrders:
     def fired(self) -> int:
         """How many faults have happened by now."""
         with self._lock:
-            passed = zip(self._orders, self._counts(), strict=True)
+            passed = zip(self.orders, self._counts(), strict=True)
             return sum(min(max(count - order.after, 0), order.times) for order, count in passed)
 
     def due(self, point: str) -> FaultOrder | None:
         """Count a passing; the order that fires at it."""
         due: tuple[FaultOrder, int] | None = None
         with self._lock:
-            if not any(order.point == point for order in self._orders):
+            if not any(order.point == point for order in self.orders):
                 return None
             passed = self._counts()
-            for index, order in enumerate(self._orders):
+            for index, order in enumerate(self.orders):
                 if order.point != point or passed[index] >= order.after + order.times:
                     continue
+                if due is not None and passed[index] >= order.after:
+                    continue  # one fault at a time: this one's turn comes at the next passing
                 passed[index] += 1
-                if due is None and passed[index] > order.after:
+                if passed[index] > order.after:
                     due = order, passed[index] - order.after
             workdir.write_file(self._file, json.dumps(passed).encode())
         if due is None:
@@ -83,6 +85,6 @@ class ArmedOrders:
                 found = json.loads(workdir.read_file(self._file, _MOST_BYTES))
             except (OSError, ValueError):
                 found = None
-            whole = isinstance(found, list) and [type(n) for n in found] == [int] * len(self._orders)
-            self._passed = found if whole else [0] * len(self._orders)
+            whole = isinstance(found, list) and [type(n) for n in found] == [int] * len(self.orders)
+            self._passed = found if whole else [0] * len(self.orders)
         return self._passed

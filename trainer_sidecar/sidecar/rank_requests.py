@@ -48,7 +48,7 @@ class RankRequests:
             self._served = epoch
             self._changed.notify_all()
 
-    def hello(self, message: m.Hello, connection: int) -> None:
+    def hello(self, message: m.Hello, connection: int) -> m.Done:
         if message.contract_version != CONTRACT_VERSION:
             raise RequestError(
                 "WrongContract",
@@ -69,6 +69,7 @@ class RankRequests:
             self._ranks.hello(message, connection)
         except ValueError as exc:
             raise RequestError("BadRequest", str(exc)) from exc
+        return m.Done(orders=fault.concerns_ranks())
 
     def gone(self, message: m.Hello, connection: int) -> None:
         if message.epoch == self._served:

@@ -44,7 +44,7 @@ class SocketServer:
     def __init__(
         self,
         path: Path,
-        hello: Callable[[Hello, int], None],
+        hello: Callable[[Hello, int], Done],
         gone: Callable[[Hello, int], None],
         handle: Handle,
         limit: int = MAX_MESSAGE_BYTES,
@@ -102,8 +102,7 @@ class SocketServer:
         try:
             message = REQUEST.validate_json(data)
             if isinstance(message, Hello):
-                self._hello(message, number)
-                return Done(), message
+                return self._hello(message, number), message
             if said is None:
                 raise RequestError("BadRequest", "the first message must be Hello")
             return self._handle(said, message), said

@@ -5,7 +5,7 @@ A drill is a record: its spec never changes, and its status ends with Passed or 
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
@@ -18,9 +18,7 @@ from rtj_operator.api.status import AttemptSeconds, CheckStatus
 from trainer_sidecar.contract.fault_order import (
     MOST_ORDERS,
     OPERATOR_POINTS,
-    RANK_POINTS,
     OperatorPoint,
-    RankPoint,
     StorePoint,
 )
 
@@ -62,15 +60,27 @@ class DrillOverrides(SpecModel):
     """Resources of the trainer's container: other or fewer GPUs."""
 
 
-DRILL_POINTS = tuple(p for p in (*get_args(StorePoint), *RANK_POINTS, *OPERATOR_POINTS) if p != "rank-seals")
+RestoringRankPoint: TypeAlias = Literal["rank-restores", "rank-restored", "rank-steps"]
+DRILL_POINTS = (*get_args(StorePoint), *get_args(RestoringRankPoint), *OPERATOR_POINTS)
 """A sandbox saves nothing, so points around a save would never be passed."""
 FaultPoint: TypeAlias = Annotated[
-    StorePoint | RankPoint | OperatorPoint, WithJsonSchema({"type": "string", "enum": list(DRILL_POINTS)})
+    StorePoint | RestoringRankPoint | OperatorPoint,
+    WithJsonSchema({"type": "string", "enum": list(DRILL_POINTS)}),
 ]
 
 
 class DrillFault(SpecModel):
     """A fault that happens while the drill restores."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                f"!(self.point in {list(OPERATOR_POINTS)}) || (self.pod == 0 && self.after == 0 && self.seconds == 0)",
+                "an operator has no pod of the drill and is killed at the first passings: leave pod, after and seconds "
+                "out",
+            )
+        )
+    )
 
     point: FaultPoint
     """store-read, store-write: a sidecar's requests fail, or take `seconds` longer. rank-restores, rank-restored,
@@ -193,6 +203,8 @@ class DrillStatus(ApiModel):
     """The checkpoint was found bad, read again by the operator, and is under quarantine."""
     faults_fired: int | None = None
     """How many of the faults in its spec have happened."""
+    matched_at: MicroTime | None = None
+    """Since when the restore has matched and faults are missing."""
     journal_entry: int | None = None
     """Sequence of the entry that the result has in the run's journal."""
     started_at: MicroTime | None = None

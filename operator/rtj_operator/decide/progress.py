@@ -73,7 +73,7 @@ def _with_faults(view: View, status: JobStatus) -> JobStatus:
     """Pods that have gone are remembered: orders are those of the first placement."""
     if FAULT_ANNOTATION not in view.meta.annotations:
         return status
-    fired = sum(count(p.status.faults_fired) for p in view.observed.pods if p.status is not None)
+    fired = count(sum(p.status.faults_fired for p in view.observed.pods if p.status is not None))
     return status.model_copy(update={"faults_fired": max(fired, status.faults_fired or 0)})
 
 

@@ -62,6 +62,7 @@ from rtj_operator.pods.reader import build_reader
 from rtj_operator.prepared import Prepared, prepare
 from rtj_operator.queue import Turns
 from rtj_operator.rights import missing_right
+from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Owner
 
 T = TypeVar("T")
@@ -160,11 +161,8 @@ class DrillSteps:
 
     async def _begin(self, case: Case, job: Object) -> float:
         """What is drilled, into the status; refused by name when no sandbox can be made for it."""
-        asked, meta = case.drill.spec, case.drill.metadata
-        if orders := fault_orders(case.drill):
-            name = sandbox_name(case.drill)
-            if said := await self.applier.gate.refusal(meta.namespace, name, orders):
-                raise Ends(DrillReason.FAULTS_REFUSED, f"no fault may happen in {name}: {said}")
+        asked = case.drill.spec
+        await self._ask_consent(case)
         made = self._prepared(job, f"job {asked.job_name}")
         try:
             point = await self.at_store(
@@ -174,9 +172,21 @@ class DrillSteps:
         except NothingToDrill as exc:
             raise Ends(DrillReason.NOTHING_TO_DRILL, str(exc)) from exc
         if asked.deep:
-            self._prepared(sandbox_job(case.drill, job, made.spec, point), "the drill's sandbox")
+            sandbox = self._prepared(
+                sandbox_job(case.drill, job, made.spec, point), "the drill's sandbox"
+            ).spec
+            if far := [fault.pod for fault in asked.faults if fault.pod >= sandbox.nodes]:
+                text = f"spec.faults: there is no pod {far[0]}, the sandbox has {many(sandbox.nodes, 'pod')}"
+                raise Ends(DrillReason.SPEC_INVALID, text)
         await self._write(case, begun(case.drill, point, self.now()))
         return 0.0
+
+    async def _ask_consent(self, case: Case) -> None:
+        """Whether the faults that the drill asks for may happen now."""
+        if orders := fault_orders(case.drill):
+            name = sandbox_name(case.drill)
+            if said := await self.applier.gate.refusal(case.drill.metadata.namespace, name, orders):
+                raise Ends(DrillReason.FAULTS_REFUSED, f"no fault may happen in {name}: {said}")
 
     async def _watch(self, case: Case, job: Object) -> float:
         """Make the sandbox, or see what it has come to."""
@@ -184,6 +194,7 @@ class DrillSteps:
         assert where is not None, "what was begun has a sandbox"
         raw = await self._find(case)
         if raw is None and where.uid is None:
+            await self._ask_consent(case)
             await self._create(kind, self._body(case, job))
             return _poll(case.drill)
         if raw is None:
@@ -216,7 +227,7 @@ class DrillSteps:
     async def _seen(self, case: Case, raw: Object) -> DrillStatus:
         """The status with what the drill's own sandbox says."""
         if case.drill.spec.deep:
-            return watched(case.drill, case.status, parse_job(raw))
+            return watched(case.drill, case.status, parse_job(raw), self.now())
         return read(case.drill, case.status, raw["metadata"]["uid"], await self._reading(case, raw))
 
     def _body(self, case: Case, job: Object) -> Object:
