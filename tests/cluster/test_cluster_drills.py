@@ -108,6 +108,13 @@ def job(world: World) -> Job:
 def test_what_no_drill_can_be_is_refused_with_a_sentence(job: Job, world: World) -> None:
     text = world.refusal(document_of("wrong", jobName=job.name, deep=False, nodes=1))
     assert "deep: false reads bytes and restores nothing" in text
+    text = world.refusal(
+        document_of("wrong", jobName=job.name, faults=[{"point": "after-job-create", "pod": 1}])
+    )
+    assert "an operator has no pod of the drill" in text
+    assert 'Unsupported value: "rank-seals"' in world.refusal(
+        document_of("wrong", jobName=job.name, faults=[{"point": "rank-seals"}])
+    )
     assert "its sandbox is named after it" in world.refusal(document_of("d" * 40, jobName=job.name))
 
 
