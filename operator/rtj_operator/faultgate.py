@@ -19,13 +19,12 @@ from trainer_sidecar.contract.fault_order import (
     FAULT_LABEL,
     FAULT_LABEL_VALUE,
     FIRED_ANNOTATION,
+    LEAST_KEY_BYTES,
     OPERATOR_POINTS,
     FaultOrder,
     OrdersRefusedError,
     check,
 )
-
-LEAST_KEY_BYTES = 16
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,13 @@ def test_what_is_signed_holds_for_the_drill_s_sandbox_until_then_and_nothing_els
     [
         ({}, [], "spec.faults is empty: there is nothing to sign"),
         ({"faults": [{"point": "on-a-whim"}]}, [], "spec.faults[0].point"),
+        ({"faults": [{"point": "store-read", "pod": 2}], "nodes": 2}, [], "has pod 2, and spec.nodes is 2"),
+        ({"faults": [{"point": "store-read"}], "deep": False}, [], "that restores nothing takes no faults"),
+        (
+            {"faults": [{"point": "store-read"}]},
+            ["--fault-key-file", "/dev/null"],
+            "it has 0 bytes of at least 16",
+        ),
         (
             {"faults": [{"point": "store-read"}]},
             ["--seconds", "4000"],

@@ -303,6 +303,15 @@ CELLS = (
     ),
     Cell(
         POD,
+        "a rank is killed while it restores, and the store fails",
+        P.RESTORING,
+        (
+            "cluster/test_cluster_fault_drills.py::"
+            "test_a_drill_restores_in_spite_of_the_faults_in_its_spec_and_counts_them",
+        ),
+    ),
+    Cell(
+        POD,
         "killed at random, with its node, store, operator and API server",
         P.TRAINING,
         ("cluster/test_cluster_chaos.py::test_a_soak_with_each_kind_of_fault_ends_with_a_clean_audit",),

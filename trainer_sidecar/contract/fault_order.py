@@ -28,6 +28,7 @@ ENV_FAULT_ORDERS = "RTJ_FAULT_ORDERS"
 """For the sidecar: a JSON list of `FaultOrder`."""
 FIRED = "fault fired"
 """Message of the line in the sidecar's log: a drill's proof."""
+LEAST_KEY_BYTES = 16
 MOST_ORDERS = 16
 MOST_BYTES = 8192
 """Of the annotation: what is longer is not read."""

@@ -12,7 +12,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_sidecar.contract.fault_order import MOST_AHEAD_SECONDS, SIGNATURE_ANNOTATION, signature_of
+from trainer_sidecar.contract.fault_order import (
+    LEAST_KEY_BYTES,
+    MOST_AHEAD_SECONDS,
+    SIGNATURE_ANNOTATION,
+    signature_of,
+)
 from trainer_sidecar.faultdrills.settings import RPO_SECONDS, RTO_SECONDS, Settings
 from trainer_sidecar.kube_commands.cluster import Cluster, ClusterError, JsonObject
 from trainer_sidecar.kube_commands.job_store import CREDENTIALS, add_reach_options
@@ -101,12 +106,17 @@ def _sign(args: argparse.Namespace) -> int:
         drill = parse_drill(raw)
     except InvalidJobError as exc:
         raise ValueError(f"{args.file} is no ResumeDrill: {exc}") from exc
-    orders = ordered_faults(drill)
+    orders, spec = ordered_faults(drill), drill.spec
     if not orders:
         raise ValueError(f"{args.file}: spec.faults is empty: there is nothing to sign")
+    if not spec.deep:
+        raise ValueError(f"{args.file}: spec.deep is false: a drill that restores nothing takes no faults")
+    if spec.nodes is not None and (far := [o.pod for o in orders if o.pod >= spec.nodes]):
+        raise ValueError(f"{args.file}: spec.faults has pod {far[0]}, and spec.nodes is {spec.nodes}")
     key, why = _key(args, cluster)
-    if key is None:
-        raise ValueError(f"no fault key: {why}")
+    if key is None or len(key) < LEAST_KEY_BYTES:
+        short = f"it has {len(key or b'')} bytes of at least {LEAST_KEY_BYTES}"
+        raise ValueError(f"no fault key: {why or short}")
     expires = int(time.time()) + args.seconds
     signature = signature_of(key, meta["namespace"], sandbox_name(drill), orders, expires)
     meta["annotations"] = {**(meta.get("annotations") or {}), SIGNATURE_ANNOTATION: signature.to_json()}
