@@ -92,7 +92,7 @@ def attempt_end(pods: Sequence[PodView], size: int, epoch: int, began: float = 0
     pods = [p for p in pods if p.index < size]  # one too many has no rank of it
     live = [p for p in pods if not p.gone]
     # A pod may have saved and gone between two looks: it has ended as well as one that still stands.
-    newest = [*live, *(p for p in pods if p.gone and not any(q.index == p.index for q in live))]
+    newest = [p for p in pods if not p.gone or not _replaced(p, pods)]
     done = [p for p in newest if _ended_well(p, epoch)]
     refused = _refused(live, epoch)
     if refused:
@@ -198,9 +198,14 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
     return None
 
 
+def _replaced(pod: PodView, pods: Sequence[PodView]) -> bool:
+    """A pod that is there has its index."""
+    return any(q.index == pod.index and not q.gone for q in pods)
+
+
 def _lost(pod: PodView, pods: Sequence[PodView]) -> bool:
     if pod.gone:
-        return not any(q.index == pod.index and not q.gone for q in pods)
+        return not _replaced(pod, pods)
     ended = pod.trainer_end is not None or pod.init_end is not None or bool(pod.evicted or pod.rejected)
     return pod.node_lost or ended or pod.overdue_seconds >= OVERDUE_SECONDS or _silent(pod, pods)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rtj_operator.api import ResumableTrainingJob
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import Event
-from rtj_operator.kube import NAMESPACES, RTJ, Forbidden, Kube, Object
+from rtj_operator.kube import NAMESPACES, RTJ, Forbidden, Kube
 from trainer_sidecar.contract.fault_order import (
     FAULT_ANNOTATION,
     FAULT_LABEL,
@@ -82,7 +82,8 @@ class FaultGate:
         if not wished:
             return False
         meta = job.metadata
-        fired = _fired(await self._kube.get(RTJ, meta.namespace, meta.name))
+        raw = await self._kube.get(RTJ, meta.namespace, meta.name)
+        fired = _fired(raw["metadata"].get("annotations") or {})
         if fired is None or fired.get(place, 0) >= wished:
             return False
         noted = json.dumps({**fired, place: fired.get(place, 0) + 1})
@@ -110,14 +111,14 @@ class FaultGate:
 
 def fired_by_operator(annotations: Mapping[str, str], ordered: Mapping[str, int]) -> int:
     """How often operators have died for the object with these annotations, of what was ordered by point."""
-    found = _fired({"metadata": {"annotations": annotations}}) or {}
+    found = _fired(annotations) or {}
     return sum(min(found.get(point, 0), times) for point, times in ordered.items())
 
 
-def _fired(raw: Object) -> dict[str, int] | None:
+def _fired(annotations: Mapping[str, str]) -> dict[str, int] | None:
     """How often each place has been fatal, as the job notes it; None for a note that this operator did not write."""
     try:
-        found = json.loads((raw["metadata"].get("annotations") or {}).get(FIRED_ANNOTATION, "{}"))
+        found = json.loads(annotations.get(FIRED_ANNOTATION, "{}"))
     except (ValueError, RecursionError):
         return None
     ours = isinstance(found, dict) and all(isinstance(n, int) and n > 0 for n in found.values())
