@@ -283,6 +283,7 @@ class World:
             sidecar.stop()
         for pod in self._placed:
             pod.kill()
+            print(f"--- the last lines of {pod.root.name}'s sidecar", *pod.log().splitlines()[-12:], sep="\n")
 
 
 class Save:

@@ -39,6 +39,7 @@ _OF_REQUESTS: dict[type[m.Request], str] = {
 }
 
 _reached: dict[str, int] = {}
+_counting = threading.Lock()
 _orders: ArmedOrders | None = None
 
 
@@ -67,10 +68,11 @@ def reach(point: str) -> None:
     name, _, count = os.environ.get(ENV_FAULT, "").partition(":")
     if name != point:
         return
-    _reached[point] = _reached.get(point, 0) + 1
+    with _counting:  # uploads of two ranks pass a point together, and only one of them is the n-th
+        nth = _reached[point] = _reached.get(point, 0) + 1
     wished = int(count or 1)
     chosen = signal.Signals[os.environ.get(ENV_SIGNAL) or "SIGKILL"]
-    if _reached[point] == wished or (_reached[point] > wished and chosen is signal.SIGKILL):
+    if nth == wished or (nth > wished and chosen is signal.SIGKILL):
         # to this thread: a stop sent to the process may be taken by another one while this one goes on
         signal.pthread_kill(threading.get_ident(), chosen)
 
