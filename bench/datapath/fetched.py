@@ -16,7 +16,7 @@ LAYERS, HIDDEN, INNER, VOCABULARY = 32, 4096, 11008, 32000
 
 
 def worst_pod(before: int, now: int) -> float:
-    """Bytes of whole leaves ÷ bytes needed, of the worst of `now` pods of one rank that were `before`."""
+    """Bytes of whole leaves and leaf files ÷ bytes needed, of the worst of `now` pods of a rank that were `before`."""
     saved = [make_plan(_entries(before), rank, before) for rank in range(before)]
     slices = _slices(saved)
     numbers = {entry.name: i for i, entry in enumerate(saved[0].entries)}
@@ -34,7 +34,8 @@ def worst_pod(before: int, now: int) -> float:
             for offset, length in ranges
             for leaf in range(offset // LEAF_SIZE, (offset + length - 1) // LEAF_SIZE + 1)
         }
-        worst = max(worst, len(leaves) * LEAF_SIZE / needed)
+        digests = 32 * sum(-(-saved[file].size // LEAF_SIZE) for file in {file for file, _ in leaves})
+        worst = max(worst, (len(leaves) * LEAF_SIZE + digests) / needed)
     return worst
 
 

@@ -18,6 +18,7 @@ from trainer_sidecar.contract.checkpoint import (
     tree_root,
 )
 from trainer_sidecar.contract.journal import ObjectRef, SaveReason
+from trainer_sidecar.contract.keys import LEAF_SIZE
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.store.merge import Merger
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
@@ -81,9 +82,11 @@ def _part(ranks: int, rank: int, entries: list[Entry]) -> Part:
         reason=SaveReason.INTERVAL,
         training_state=state,
     )
-    leaves = leaf_hashes(bytes(plan.size))
-    root = tree_root(plan.size, leaves)
-    shard = ShardHash(name=f"rank-{rank:05d}.distcp", size=plan.size, root=root, leaves=REF)
+    leaves = leaf_hashes(bytes(plan.size), LEAF_SIZE)
+    root = tree_root(plan.size, leaves, LEAF_SIZE)
+    shard = ShardHash(
+        name=f"rank-{rank:05d}.distcp", size=plan.size, root=root, leaves=REF, leaf_size=LEAF_SIZE
+    )
     return Part(seal=seal, shard=shard)
 
 

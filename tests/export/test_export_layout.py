@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from trainer_sidecar import cli
 from trainer_sidecar.commands.export import chosen
+from trainer_sidecar.contract.checkpoint import HashedBytes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.export import safetensors_file
@@ -26,7 +27,7 @@ from trainer_sidecar.export.source import Slice, Source, Stored, blocks
 from trainer_sidecar.store.deep import HashedFile
 from trainer_sidecar.store.memory import MemoryStore
 
-FILE = HashedFile("shard", "leaves", 0, "", ObjectRef(size=0, sha256=""))
+FILE = HashedFile("shard", "leaves", HashedBytes(size=0, root="", leaves=ObjectRef(size=0, sha256="")))
 
 
 class Bytes:

@@ -135,7 +135,7 @@ def test_a_byte_that_is_not_as_it_was_written_ends_the_export_and_leaves_no_whol
     path.chmod(0o644)
     path.write_bytes(data)
     said = export(newest.checkpoint_id, "--to", str(tmp_path / "out"), code=1)
-    assert "rank-00000.distcp should be bytes 0 to 262144" in said
+    assert "rank-00000.distcp should be bytes 0 to 32768" in said
     assert "nothing is exported" in said
     assert not (tmp_path / "out" / "rtj-export.json").exists()
     assert not list((tmp_path / "out").glob("*.safetensors"))

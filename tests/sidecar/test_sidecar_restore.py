@@ -101,11 +101,14 @@ def test_a_range_is_fetched_by_whole_leaves_and_the_rest_stays_sparse(make_world
     save = saved(world)
     rank = world.ranks[0]
     point = opened(rank, save)
-    reply = rank.ask(m.Fetch(file=0, ranges=[(LEAF_SIZE + 5, 10), (LEAF_SIZE + 50, 0)]))
-    assert reply == m.Fetched(bytes_from_store=len(save.shards[0]) - LEAF_SIZE)
+    last = len(save.shards[0]) // LEAF_SIZE * LEAF_SIZE
+    reply = rank.ask(m.Fetch(file=0, ranges=[(LEAF_SIZE + 5, 10), (50, 0), (last, 1)]))
+    assert reply == m.Fetched(bytes_from_store=LEAF_SIZE + len(save.shards[0]) - last)
     window = Path(point.folder, point.files[0]).read_bytes()
-    assert window[LEAF_SIZE:] == save.shards[0][LEAF_SIZE:]
+    assert window[LEAF_SIZE : 2 * LEAF_SIZE] == save.shards[0][LEAF_SIZE : 2 * LEAF_SIZE]
+    assert window[last:] == save.shards[0][last:]
     assert window[:LEAF_SIZE] == bytes(LEAF_SIZE)
+    assert window[2 * LEAF_SIZE : last] == bytes(last - 2 * LEAF_SIZE)
     again = m.Fetch(file=0, ranges=[(LEAF_SIZE + 5, 10)])
     assert rank.ask(again) == m.Fetched(bytes_from_store=0)
     world.pods[0].kill()
@@ -165,7 +168,7 @@ def test_a_flipped_byte_is_a_checksum_mismatch_and_never_reaches_the_window(make
     fault = parse_restore_fault(f"{failure.error}: {failure.message} (checkpoint x)", save.checkpoint)
     assert fault is not None
     assert (fault.fault, fault.file, fault.reads) == ("bytes", "rank-00000.distcp", 2)
-    assert "in leaf 0 (bytes 0 to 262144)" in fault.expected
+    assert "in leaf 0 (bytes 0 to 32768)" in fault.expected
     assert fault.found.startswith("SHA-256 ")
     assert Path(point.folder, point.files[0]).read_bytes()[:LEAF_SIZE] == bytes(LEAF_SIZE)
     assert isinstance(rank.ask(m.Fetch(file=0, ranges=[(LEAF_SIZE, 10)])), m.Fetched), (
@@ -181,7 +184,6 @@ def test_wrong_documents_and_missing_objects_refuse_the_restore(make_world: Make
     rank = world.ranks[0]
     ask = m.OpenRestore(checkpoint_id=save.checkpoint)
     for key, word in (
-        (world.keys.leaves(save.checkpoint, 0), "ChecksumMismatch"),
         (world.keys.index(save.checkpoint), "ChecksumMismatch"),
         (world.keys.manifest(save.checkpoint), "ChecksumMismatch"),
     ):
@@ -196,6 +198,12 @@ def test_wrong_documents_and_missing_objects_refuse_the_restore(make_world: Make
     assert failure.error == "NotFound"
     (world.root / "index").rename(world.store_root / world.keys.index(save.checkpoint))
     opened(rank, save)
+    leaves = world.keys.leaves(save.checkpoint, 0)
+    flip(world.store_root / leaves, 10)
+    failure = rank.ask(m.Fetch(file=0, ranges=[(0, 1)]))
+    assert isinstance(failure, m.Failure)
+    assert (failure.error, leaves in failure.message) == ("ChecksumMismatch", True)
+    flip(world.store_root / leaves, 10)
     (world.store_root / world.keys.shard(save.checkpoint, 0)).unlink()
     failure = rank.ask(m.Fetch(file=0, ranges=[(0, 1)]))
     assert isinstance(failure, m.Failure)

@@ -11,6 +11,7 @@ from sidecar_world import ROWS, Save, World, eventually
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import Latest, Manifest
+from trainer_sidecar.contract.keys import LEAF_SIZE
 from trainer_sidecar.contract.status import SaveOutcome, TrainerState
 from trainer_sidecar.contract.volume import BufferState
 
@@ -33,8 +34,9 @@ def check_checkpoint(world: World, save: object) -> ManifestFile:
         data = world.store.get(world.keys.shard(at, shard.rank))
         assert data == save.shards[shard.rank]  # type: ignore[attr-defined]
         leaves = world.store.get(world.keys.leaves(at, shard.rank))
-        assert leaves == leaf_hashes(data)
-        assert shard.root == tree_root(len(data), leaves)
+        assert leaves == leaf_hashes(data, LEAF_SIZE)
+        assert shard.leaf_size == LEAF_SIZE
+        assert shard.root == tree_root(len(data), leaves, LEAF_SIZE) == shard.root_of(leaves)
     return manifest
 
 

@@ -27,7 +27,14 @@ from trainer_sidecar.contract.journal import (
     SaveReason,
     parse_entry,
 )
-from trainer_sidecar.contract.keys import RunKeys, checkpoint_id, parse_journal_key, save_id, shard_name
+from trainer_sidecar.contract.keys import (
+    LEAF_SIZE,
+    RunKeys,
+    checkpoint_id,
+    parse_journal_key,
+    save_id,
+    shard_name,
+)
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.store.base import Store, expected_sha256
 from trainer_sidecar.store.commit import commit_manifest, merge, store_document
@@ -83,11 +90,12 @@ def make_part(
     data: bytes | None = None,
     leaves: ObjectRef | None = None,
     mesh_digest: str = "mesh",
+    leaf_size: int = LEAF_SIZE,
 ) -> Part:
     """Rank's part of one float32 tensor `w` of 4 x world elements, split along dimension 0."""
     topo = topo or topology()
     data = data if data is not None else bytes([rank + 1]) * 16
-    hashes = leaf_hashes(data)
+    hashes = leaf_hashes(data, leaf_size)
     seal = Seal(
         contract_version=1,
         epoch=epoch,
@@ -107,9 +115,13 @@ def make_part(
         training_state=TrainingState(optimizers=[]) if rank == 0 else None,
     )
     leaves = leaves or ObjectRef(size=len(hashes), sha256=hashlib.sha256(hashes).hexdigest())
-    root = tree_root(len(data), hashes)
     shard = ShardHash(
-        name=shard_name(rank), size=len(data), root=root, leaves=leaves, store_sha256=expected_sha256(data)
+        name=shard_name(rank),
+        size=len(data),
+        root=tree_root(len(data), hashes, leaf_size),
+        leaves=leaves,
+        leaf_size=leaf_size,
+        store_sha256=expected_sha256(data),
     )
     return Part(seal=seal, shard=shard)
 
@@ -146,7 +158,7 @@ class Save:
             rank, epoch=self.fenced.epoch, save=self.id, step=self.step, topo=self.fenced.topology, data=data
         )
         self.store.create_large(self.keys.shard(self.checkpoint, rank), memoryview(data))
-        store_document(self.store, self.keys.leaves(self.checkpoint, rank), leaf_hashes(data))
+        store_document(self.store, self.keys.leaves(self.checkpoint, rank), leaf_hashes(data, LEAF_SIZE))
         return part, store_document(self.store, self.keys.part(self.checkpoint, rank), part.to_bytes())
 
     def commit(self, by: Journal, *, timeout: float | None = None) -> Manifest:

@@ -11,6 +11,7 @@ from store_world import KEYS, OWNER, Save, check_invariants, fence, journal
 
 from trainer_sidecar.contract.checkpoint import FrozenFile, Part, Slices, Tensors, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import Manifest, ObjectRef, Quarantined
+from trainer_sidecar.contract.keys import LEAF_SIZE, WIDE_LEAF_SIZE
 from trainer_sidecar.store import frozen_garbage
 from trainer_sidecar.store.base import Store
 from trainer_sidecar.store.commit import abort_save, store_document
@@ -33,16 +34,16 @@ def digest(data: bytes) -> str:
 def keep(store: Store, weights: bytes) -> str:
     """What a sidecar does with a rank's frozen bytes (16 of them); the digest that names them."""
     store.create_large(KEYS.frozen(digest(weights)), memoryview(weights))
-    store_document(store, KEYS.frozen_leaves(digest(weights)), leaf_hashes(weights))
+    store_document(store, KEYS.frozen_leaves(digest(weights)), leaf_hashes(weights, WIDE_LEAF_SIZE))
     return digest(weights)
 
 
 def reference(weights: bytes) -> FrozenFile:
-    leaves = leaf_hashes(weights)
+    leaves = leaf_hashes(weights, WIDE_LEAF_SIZE)
     return FrozenFile(
         sha256=digest(weights),
         size=16,
-        root=tree_root(16, leaves),
+        root=tree_root(16, leaves, WIDE_LEAF_SIZE),
         leaves=ObjectRef(size=len(leaves), sha256=digest(leaves)),
         tensors=Tensors(names=["base"], dtypes=["float32"], shapes=[[4]]),
         slices=Slices(tensor=[0], file=[0], offset=[0], length=[16], start=[[0]], size=[[4]]),
@@ -63,7 +64,7 @@ class FrozenSave(Save):
             seal = part.seal.model_copy(update={"frozen": [reference(self.weights)]})
             part = part.model_copy(update={"seal": seal})
         self.store.create_large(self.keys.shard(self.checkpoint, rank), memoryview(data))
-        store_document(self.store, self.keys.leaves(self.checkpoint, rank), leaf_hashes(data))
+        store_document(self.store, self.keys.leaves(self.checkpoint, rank), leaf_hashes(data, LEAF_SIZE))
         return part, store_document(self.store, self.keys.part(self.checkpoint, rank), part.to_bytes())
 
 

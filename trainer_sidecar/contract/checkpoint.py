@@ -13,10 +13,11 @@ from pydantic import Field
 
 from trainer_sidecar.contract.base import Document
 from trainer_sidecar.contract.journal import ObjectRef, SaveReason
-from trainer_sidecar.contract.keys import LEAF_SIZE
+from trainer_sidecar.contract.keys import WIDE_LEAF_SIZE
 from trainer_sidecar.contract.topology import Topology
 
-FORMAT_SCHEMA = 1
+FORMAT_SCHEMA = 2
+"""1: leaves of 256 KiB, always. 2: shards say how large theirs are."""
 
 
 class Tensors(Document):
@@ -101,16 +102,29 @@ class TrainingState(Document):
     """Set when the checkpoint holds a framework's files, which only `FolderSession.restore_folder` gives back."""
 
 
-class FrozenObject(Document):
+class HashedBytes(Document):
+    """Size of an object, root of its SHA-256 tree, and the leaf file that proves ranges of it."""
+
+    size: int
+    root: str
+    leaves: ObjectRef
+
+    @property
+    def bytes_per_leaf(self) -> int:
+        return WIDE_LEAF_SIZE
+
+    def root_of(self, leaves: bytes) -> str:
+        """What `root` must be if these are its leaf digests. Raises ValueError when their number does not fit."""
+        return tree_root(self.size, leaves, self.bytes_per_leaf)
+
+
+class FrozenObject(HashedBytes):
     """`frozen/<sha256>`: bytes that training does not change, written once per run, named by digest (datapath T8).
 
     Its leaf file stands beside it, `frozen/<sha256>.hash`. Referenced by any number of checkpoints of the run.
     """
 
     sha256: str
-    size: int
-    root: str
-    leaves: ObjectRef
 
     @property
     def name(self) -> str:
@@ -168,17 +182,18 @@ class Seal(Document):
     staging_seconds: float = 0.0
 
 
-class ShardHash(Document):
-    """A shard's bytes: size, root of its SHA-256 tree, and the leaf file that proves ranges of it."""
+class ShardHash(HashedBytes):
+    """A shard's bytes."""
 
     name: str
-    size: int
-    root: str
-    leaves: ObjectRef
+    leaf_size: int = Field(default=WIDE_LEAF_SIZE, ge=1024, le=1 << 30)
     store_sha256: str = ""
     """What the store says of the object after `create_large` (`expected_sha256`: hex or composite `<hex>-<parts>`,
-    protocol
-    G); empty when it was not computed: then ingest is judged by size alone."""
+    protocol G); empty when it was not computed: then ingest is judged by size alone."""
+
+    @property
+    def bytes_per_leaf(self) -> int:
+        return self.leaf_size
 
 
 class Part(Document):
@@ -290,13 +305,13 @@ def digest_sum(digests: Iterable[str]) -> str:
     return f"{sum(int(d or '0', 16) for d in digests) % (1 << 128):032x}"
 
 
-def leaf_hashes(data: memoryview | bytes | bytearray, leaf_size: int = LEAF_SIZE) -> bytes:
+def leaf_hashes(data: memoryview | bytes | bytearray, leaf_size: int) -> bytes:
     """Concatenated SHA-256 digests (32 bytes each) of the leaves of `data`; empty for empty data."""
     view = memoryview(data)
     return b"".join(hashlib.sha256(view[i : i + leaf_size]).digest() for i in range(0, len(view), leaf_size))
 
 
-def tree_root(size: int, leaves: bytes, leaf_size: int = LEAF_SIZE) -> str:
+def tree_root(size: int, leaves: bytes, leaf_size: int) -> str:
     """Root of a shard's hash tree: SHA-256("rtj-tree-1" | u64 size | u64 leaf size | leaf digests). 64 hex digits.
 
     Raises ValueError when the number of leaves does not fit the size.

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes, tree_root
+from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
-from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
+from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import Store
-from trainer_sidecar.store.deep import HashedFile, files_of, read_document
+from trainer_sidecar.store.deep import HashedFile, files_of, read_document, read_leaves
 from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
 
 
@@ -62,10 +62,9 @@ class Source:
         self._index = Index.model_validate_json(index)
         self._files = {f.key: f for f in files}
         for file in files:
-            leaves = self._proven(file.leaves_key, file.leaves)
-            if tree_root(file.size, leaves) != file.root:
-                found = tree_root(file.size, leaves)
-                self._refuse(Problem("bytes", file.leaves_key, f"tree root {file.root}", found))
+            leaves = read_leaves(self._store, file)
+            if isinstance(leaves, Problem):
+                raise bad_checkpoint(self._keys, self._point.checkpoint_id, leaves)
             self._leaves[file.key] = leaves
         return self.manifest
 
@@ -93,15 +92,16 @@ class Source:
 
     def read(self, file: HashedFile, offset: int, length: int) -> memoryview:
         """These bytes, proven; at most one leaf more is read at either end."""
-        first = offset // LEAF_SIZE * LEAF_SIZE
-        end = min(file.size, -(-(offset + length) // LEAF_SIZE) * LEAF_SIZE)
-        want = self._leaves[file.key][first // LEAF_SIZE * 32 : -(-end // LEAF_SIZE) * 32]
+        size = file.hashed.bytes_per_leaf
+        leaf = offset // size
+        piece = file.piece(self._leaves[file.key], leaf, -(-(offset + length) // size) - leaf)
+        first, end = piece.offset, piece.offset + piece.length
         data = b""
 
         def look() -> Problem | None:
             nonlocal data
-            data = self._store.get_range(file.key, first, end - first)
-            if leaf_hashes(data) == want:
+            data = self._store.get_range(file.key, first, piece.length)
+            if leaf_hashes(data, size) == piece.leaves:
                 return None
             found = hashlib.sha256(data).hexdigest()
             wish = f"bytes {first} to {end} as their hash leaves say"

@@ -44,7 +44,7 @@ from trainer_sidecar.train.boxes import Box
 from trainer_sidecar.train.digest import add, box_digest, to_hex
 from trainer_sidecar.train.order import EMPTY_DIGEST
 
-_SEGMENT = 256 * LEAF_SIZE
+_SEGMENT = 2048 * LEAF_SIZE
 """Bytes that are hashed between two words of progress: 64 MiB."""
 APPEND_SECONDS = 60.0
 
@@ -130,8 +130,9 @@ class Import:
             shard = ShardHash(
                 name=shard_name(rank),
                 size=len(view),
-                root=tree_root(len(view), leaves),
+                root=tree_root(len(view), leaves, LEAF_SIZE),
                 leaves=ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest()),
+                leaf_size=LEAF_SIZE,
                 store_sha256=expected_sha256(view),
             )
             store.create_large(keys.shard(checkpoint, rank), view)
@@ -144,7 +145,7 @@ class Import:
         leaves, total = [], hashlib.sha256()
         for at in range(0, len(view), _SEGMENT):
             with view[at : at + _SEGMENT] as segment:
-                leaves.append(leaf_hashes(segment))
+                leaves.append(leaf_hashes(segment, LEAF_SIZE))
                 total.update(segment)
                 self.progress(len(segment))
         return b"".join(leaves), total.hexdigest()

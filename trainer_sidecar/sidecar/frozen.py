@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from trainer_sidecar.contract.checkpoint import FrozenObject, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import ObjectRef
+from trainer_sidecar.contract.keys import WIDE_LEAF_SIZE
 from trainer_sidecar.contract.messages import FrozenReply, KeepFrozen
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar import workdir
@@ -84,7 +85,7 @@ class Frozen:
         finally:
             os.close(handle)
         view = memoryview(mapped)
-        sha256, leaves = hashlib.sha256(view).hexdigest(), leaf_hashes(view)
+        sha256, leaves = hashlib.sha256(view).hexdigest(), leaf_hashes(view, WIDE_LEAF_SIZE)
         store, keys = self._run.store, self._run.keys
 
         def told(error: str) -> None:
@@ -96,5 +97,8 @@ class Frozen:
         log.info("frozen bytes kept", extra={"rank": rank, "bytes": keeping.size, "sha256": sha256})
         digest = ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest())
         return FrozenObject(
-            sha256=sha256, size=keeping.size, root=tree_root(keeping.size, leaves), leaves=digest
+            sha256=sha256,
+            size=keeping.size,
+            root=tree_root(keeping.size, leaves, WIDE_LEAF_SIZE),
+            leaves=digest,
         )

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.checkpoint import Part, Seal, ShardHash, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import ObjectRef
-from trainer_sidecar.contract.keys import RunKeys, checkpoint_id, shard_name
+from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys, checkpoint_id, shard_name
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.volume import BufferState
 from trainer_sidecar.sidecar import fault, workdir
@@ -62,7 +62,7 @@ class PartMaker:
     def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
         known = self._hashed.get(number)
         if known is None:  # hashlib releases the GIL: the threads that send do not wait for each other
-            known = self._hashed[number] = hashlib.sha256(body).digest(), leaf_hashes(body)
+            known = self._hashed[number] = hashlib.sha256(body).digest(), leaf_hashes(body, LEAF_SIZE)
         return known[0]
 
     def complete(self) -> None:
@@ -97,8 +97,9 @@ class PartMaker:
             shard=ShardHash(
                 name=shard_name(seal.rank),
                 size=seal.size,
-                root=tree_root(seal.size, leaves),
+                root=tree_root(seal.size, leaves, LEAF_SIZE),
                 leaves=ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest()),
+                leaf_size=LEAF_SIZE,
                 store_sha256=digests[0].hex() if len(digests) == 1 else composite_sha256(digests),
             ),
         ).to_bytes()

@@ -24,7 +24,6 @@ from trainer_sidecar.contract.checkpoint import (
     Part,
     Slices,
     Witness,
-    tree_root,
 )
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys, shard_name
@@ -69,7 +68,7 @@ class Restore:
         self.bytes_from_store = 0
 
     def open(self) -> RestoreOpened:
-        """Read and prove manifest, index and leaf files; make the windows.
+        """Read and prove manifest and index; make the windows.
 
         Raises BadBytesError (proven wrong, seen twice), NotFoundError, StoreError; StoppedError after `close`.
         """
@@ -82,7 +81,7 @@ class Restore:
         if self.manifest.frozen:
             (self.folder / "frozen").mkdir(mode=0o777, exist_ok=True)
             (self.folder / "frozen").chmod(0o777)
-        self._windows = list(self._pool.map(self._window, self.index.files))
+        self._windows = [self._window(name) for name in self.index.files]
         return RestoreOpened(
             manifest=self.manifest,
             tensors=self.index.tensors,
@@ -108,11 +107,15 @@ class Restore:
         else:
             shard = next(f for f in self.manifest.frozen if f.name == name)
             key, leaves_key = self._keys.frozen(shard.sha256), self._keys.frozen_leaves(shard.sha256)
-        leaves = self._proven_bytes(leaves_key, shard.leaves)
-        if tree_root(shard.size, leaves) != shard.root:
-            found = tree_root(shard.size, leaves)
-            raise BadBytesError(str(Evidence(name, f"tree root {shard.root}", f"tree root {found}", 1)))
-        return Window(self.folder / name, key, shard.size, leaves)
+
+        def leaves() -> bytes:
+            data = self._proven_bytes(leaves_key, shard.leaves)
+            found = shard.root_of(data)
+            if found != shard.root:
+                raise BadBytesError(str(Evidence(name, f"tree root {shard.root}", f"tree root {found}", 1)))
+            return data
+
+        return Window(self.folder / name, key, shard, leaves)
 
     def fetch(self, file: int, ranges: list[tuple[int, int]]) -> int:
         """Make byte ranges readable in a window; bytes read from the store for it.

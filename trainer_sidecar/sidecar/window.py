@@ -4,22 +4,21 @@ Leaves are claimed under a lock, so that two ranks never read the same one from 
 is waited for. A leaf is written into the file only after its digest was found right.
 """
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from trainer_sidecar.contract.keys import LEAF_SIZE
+from trainer_sidecar.contract.checkpoint import HashedBytes, leaf_hashes
 from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.store.base import TruncatedError
 
 ReadRange = Callable[[str, int, int], bytes]
 """(key, offset, length) -> exactly that many bytes, or a StoreError."""
 
-RUN_LEAVES = 32
-"""Adjacent leaves of one read: 8 MiB."""
+_RUN = 8 * 1024 * 1024
+"""Bytes of adjacent leaves of one read."""
 
 _READS = 2
 """Reads of a wrong range before it counts (protocol R24)."""
@@ -34,17 +33,22 @@ class BadBytesError(Exception):
 class Window:
     """Thread-safe."""
 
-    def __init__(self, path: Path, key: str, size: int, leaves: bytes) -> None:
-        self.path, self.size, self._key, self._leaves = path, size, key, leaves
+    def __init__(self, path: Path, key: str, shard: HashedBytes, leaves: Callable[[], bytes]) -> None:
+        """`leaves` gives all digests of the shard, proven. It is called when the first range is asked for: of a
+        thousand shards a pod reads a few. Raises OSError."""
+        self.path, self.size, self._key, self._read_leaves = path, shard.size, key, leaves
+        self._leaf_size = shard.bytes_per_leaf
+        self._leaves: bytes | None = None
+        self._reading = threading.Lock()
         self._file = -1
-        self._state = bytearray((size + LEAF_SIZE - 1) // LEAF_SIZE)
+        self._state = bytearray(-(-self.size // self._leaf_size))
         self._asked = bytearray(len(self._state))
         self._changed = threading.Condition()
         # A file that exists is kept: ranks may have it mapped. Closed again: a big checkpoint has thousands of files.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             os.fchmod(file, 0o666)
-            os.ftruncate(file, size)
+            os.ftruncate(file, self.size)
         finally:
             os.close(file)
 
@@ -56,6 +60,9 @@ class Window:
         `ahead`: nobody asks yet. Raises ValueError for a range outside the file, BadBytesError, StoreError, OSError.
         """
         wanted = self._leaves_of(ranges)
+        with self._reading:
+            if self._leaves is None and wanted:
+                self._leaves = self._read_leaves()
         while True:
             mine = self._claim(wanted)
             if mine:
@@ -76,7 +83,7 @@ class Window:
             if offset < 0 or length < 0 or offset + length > self.size:
                 raise ValueError(f"range {offset}+{length} is outside {self.path.name} of {self.size} bytes")
             if length:
-                wanted.update(range(offset // LEAF_SIZE, (offset + length - 1) // LEAF_SIZE + 1))
+                wanted.update(range(offset // self._leaf_size, (offset + length - 1) // self._leaf_size + 1))
         return sorted(wanted)
 
     def _claim(self, wanted: list[int]) -> list[int]:
@@ -102,10 +109,12 @@ class Window:
             new = [leaf for leaf in wanted if not self._asked[leaf]]
             for leaf in new:
                 self._asked[leaf] = 1
-        return sum(min(LEAF_SIZE, self.size - leaf * LEAF_SIZE) for leaf in new)
+        return sum(min(self._leaf_size, self.size - leaf * self._leaf_size) for leaf in new)
 
     def _fetch_runs(self, mine: list[int], read: ReadRange, pool: Executor) -> None:
-        futures = [pool.submit(self._fetch_run, run, read) for run in _runs(mine)]
+        futures = [
+            pool.submit(self._fetch_run, run, read) for run in _runs(mine, max(1, _RUN // self._leaf_size))
+        ]
         try:
             for future in futures:
                 future.result()
@@ -122,8 +131,8 @@ class Window:
                 self._changed.notify_all()
 
     def _fetch_run(self, run: range, read: ReadRange) -> None:
-        offset = run.start * LEAF_SIZE
-        length = min(run.stop * LEAF_SIZE, self.size) - offset
+        offset = run.start * self._leaf_size
+        length = min(run.stop * self._leaf_size, self.size) - offset
         data = self._read_proven(run, offset, length, read)
         view = memoryview(data)
         while view:
@@ -142,30 +151,27 @@ class Window:
             except TruncatedError as exc:
                 found = f"fewer ({exc})"
                 continue
-            bad = self._first_bad(run, data)
-            if bad < 0:
+            found_leaves, wanted = leaf_hashes(data, self._leaf_size), self._digests(run)
+            if found_leaves == wanted:
                 return data
-            end = min((bad + 1) * LEAF_SIZE, self.size)
-            piece = data[bad * LEAF_SIZE - offset : end - offset]
-            expected = f"SHA-256 {self._leaves[bad * 32 : bad * 32 + 32].hex()}"
-            expected += f" in leaf {bad} (bytes {bad * LEAF_SIZE} to {end})"
-            found = f"SHA-256 {hashlib.sha256(piece).hexdigest()}"
+            at = next(i for i in range(0, len(wanted), 32) if found_leaves[i : i + 32] != wanted[i : i + 32])
+            bad = run.start + at // 32
+            end = min((bad + 1) * self._leaf_size, self.size)
+            expected = f"SHA-256 {wanted[at : at + 32].hex()}"
+            expected += f" in leaf {bad} (bytes {bad * self._leaf_size} to {end})"
+            found = f"SHA-256 {found_leaves[at : at + 32].hex()}"
         raise BadBytesError(str(Evidence(self._key, expected, found, _READS)))
 
-    def _first_bad(self, run: range, data: bytes) -> int:
-        view = memoryview(data)
-        for at, leaf in enumerate(run):
-            digest = hashlib.sha256(view[at * LEAF_SIZE : (at + 1) * LEAF_SIZE]).digest()
-            if digest != self._leaves[leaf * 32 : leaf * 32 + 32]:
-                return leaf
-        return -1
+    def _digests(self, run: range) -> bytes:
+        assert self._leaves is not None, "read before any leaf is"
+        return self._leaves[run.start * 32 : run.stop * 32]
 
 
-def _runs(leaves: list[int]) -> list[range]:
-    """Sorted leaves as ranges of adjacent ones, each at most `RUN_LEAVES` long."""
+def _runs(leaves: list[int], longest: int) -> list[range]:
+    """Sorted leaves as ranges of adjacent ones."""
     runs: list[range] = []
     for leaf in leaves:
-        if runs and runs[-1].stop == leaf and len(runs[-1]) < RUN_LEAVES:
+        if runs and runs[-1].stop == leaf and len(runs[-1]) < longest:
             runs[-1] = range(runs[-1].start, leaf + 1)
         else:
             runs.append(range(leaf, leaf + 1))

@@ -8,14 +8,16 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from trainer_sidecar.contract.checkpoint import ManifestFile, leaf_hashes, tree_root
+from trainer_sidecar.contract.checkpoint import HashedBytes, ManifestFile, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
-from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
+from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
 from trainer_sidecar.store.fan_out import fan_out
 from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
 
-_READ = 32 * LEAF_SIZE
+_READ = 8 * 1024 * 1024
+_FILES = 16
+"""Whose leaf digests, a thousandth of their bytes, are held at once."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Piece:
     offset: int
     length: int
     leaves: bytes
+    leaf_size: int
 
 
 def verify_bytes(
@@ -38,25 +41,28 @@ def verify_bytes(
 ) -> ManifestFile:
     """Read and hash everything that `point`'s manifest names; `progress` gets the bytes of each piece as it is proven.
 
-    Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB.
+    Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB, and the
+    leaf digests of 16 files.
     """
     manifest = read_manifest(store, keys, point)
     documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
     documents += [(keys.part(manifest.checkpoint_id, s.rank), s.part) for s in manifest.shards]
     looks = fan_out(lambda d: seen_twice(lambda: look_document(store, *d)), documents, parallel)
     _raise_first(keys, point, looks)
-    pieces: list[Piece] = []
-    for found in fan_out(lambda f: _pieces(store, f), files_of(keys, manifest), parallel):
-        if isinstance(found, Problem):
-            raise bad_checkpoint(keys, point.checkpoint_id, found)
-        pieces += found
 
     def prove(piece: Piece) -> Problem | None:
         problem = seen_twice(lambda: look_piece(store, piece))
         progress(piece.length)
         return problem
 
-    _raise_first(keys, point, fan_out(prove, pieces, parallel))
+    files = files_of(keys, manifest)
+    for at in range(0, len(files), _FILES):
+        pieces: list[Piece] = []
+        for found in fan_out(lambda f: _pieces(store, f), files[at : at + _FILES], parallel):
+            if isinstance(found, Problem):
+                raise bad_checkpoint(keys, point.checkpoint_id, found)
+            pieces += found
+        _raise_first(keys, point, fan_out(prove, pieces, parallel))
     return manifest
 
 
@@ -90,51 +96,58 @@ class HashedFile:
 
     key: str
     leaves_key: str
-    size: int
-    root: str
-    leaves: ObjectRef
+    hashed: HashedBytes
+
+    def piece(self, leaves: bytes, first: int, count: int) -> Piece:
+        """Leaves `first` to `first + count - 1`, as far as the file goes; `leaves` are all of its digests."""
+        size = self.hashed.bytes_per_leaf
+        offset, end = first * size, min((first + count) * size, self.hashed.size)
+        return Piece(self.key, offset, end - offset, leaves[first * 32 : (first + count) * 32], size)
 
 
 def files_of(keys: RunKeys, manifest: ManifestFile) -> list[HashedFile]:
     """Every object of a checkpoint that hash leaves prove."""
     at = manifest.checkpoint_id
-    shards = [
-        HashedFile(keys.checkpoint(at) + s.name, keys.leaves(at, s.rank), s.size, s.root, s.leaves)
-        for s in manifest.shards
-    ]
+    shards = [HashedFile(keys.checkpoint(at) + s.name, keys.leaves(at, s.rank), s) for s in manifest.shards]
     return shards + [
-        HashedFile(keys.frozen(f.sha256), keys.frozen_leaves(f.sha256), f.size, f.root, f.leaves)
-        for f in manifest.frozen
+        HashedFile(keys.frozen(f.sha256), keys.frozen_leaves(f.sha256), f) for f in manifest.frozen
     ]
+
+
+def read_leaves(store: Store, file: HashedFile) -> bytes | Problem:
+    """All leaf digests of a file, proven by the leaf file's own digest and by the root. Raises StoreError."""
+    key, hashed, data = file.leaves_key, file.hashed, b""
+
+    def look() -> Problem | None:
+        nonlocal data
+        problem, data = read_document(store, key, hashed.leaves)
+        return problem
+
+    problem = seen_twice(look)
+    if problem is not None:
+        return problem
+    try:
+        root = hashed.root_of(data)
+    except ValueError as exc:
+        return Problem("bytes", key, f"leaves of {hashed.size} bytes", str(exc))
+    return data if root == hashed.root else Problem("bytes", key, f"tree root {hashed.root}", root)
 
 
 def _pieces(store: Store, file: HashedFile) -> list[Piece] | Problem:
-    """What to read of a file, with the leaf digests that prove it; the leaf file is proven by digest and root."""
-    key = file.leaves_key
-    problem = seen_twice(lambda: look_document(store, key, file.leaves))
-    if problem is not None:
-        return problem
-    leaves = store.get(key)
-    try:
-        root = tree_root(file.size, leaves)
-    except ValueError as exc:
-        return Problem("bytes", key, f"leaves of {file.size} bytes", str(exc))
-    if root != file.root:
-        return Problem("bytes", key, f"tree root {file.root}", root)
-    per_read = _READ // LEAF_SIZE * 32
-    return [
-        Piece(file.key, offset, min(_READ, file.size - offset), leaves[i * per_read : (i + 1) * per_read])
-        for i, offset in enumerate(range(0, file.size, _READ))
-    ]
+    """What to read of a file, with the leaf digests that prove it."""
+    leaves = read_leaves(store, file)
+    if isinstance(leaves, Problem):
+        return leaves
+    per_read = max(1, _READ // file.hashed.bytes_per_leaf)
+    return [file.piece(leaves, first, per_read) for first in range(0, len(leaves) // 32, per_read)]
 
 
 def look_piece(store: Store, piece: Piece) -> Problem | None:
     """What is wrong with these bytes; None when nothing is. Raises StoreError."""
-    wish = (
-        f"the bytes of leaves {piece.offset // LEAF_SIZE} to {(piece.offset + piece.length - 1) // LEAF_SIZE}"
-    )
+    first = piece.offset // piece.leaf_size
+    wish = f"the bytes of leaves {first} to {(piece.offset + piece.length - 1) // piece.leaf_size}"
     try:
-        found = leaf_hashes(store.get_range(piece.key, piece.offset, piece.length))
+        found = leaf_hashes(store.get_range(piece.key, piece.offset, piece.length), piece.leaf_size)
     except NotFoundError:
         return Problem("missing", piece.key, wish, "nothing")
     except TruncatedError:
@@ -142,4 +155,4 @@ def look_piece(store: Store, piece: Piece) -> Problem | None:
     if found == piece.leaves:
         return None
     leaf = next(i for i in range(0, len(found), 32) if found[i : i + 32] != piece.leaves[i : i + 32]) // 32
-    return Problem("bytes", piece.key, wish, f"other bytes in leaf {piece.offset // LEAF_SIZE + leaf}")
+    return Problem("bytes", piece.key, wish, f"other bytes in leaf {first + leaf}")

@@ -357,6 +357,7 @@ def _shard(part: Part, ref: ObjectRef) -> ManifestShard:
         size=shard.size,
         root=shard.root,
         leaves=shard.leaves,
+        leaf_size=shard.leaf_size,
         store_sha256=shard.store_sha256,
         rank=part.seal.rank,
         part=ref,

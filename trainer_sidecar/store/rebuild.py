@@ -84,7 +84,7 @@ def _commit(store: Store, keys: RunKeys, history: History, claim: Claim) -> Mani
         return None
     digest = hashlib.sha256(data).hexdigest()
     attempt = next((a for a in history.attempts if a.seq == found.epoch), None)
-    fits = found.schema_ == FORMAT_SCHEMA and found.checkpoint_id == claim.checkpoint_id
+    fits = found.schema_ <= FORMAT_SCHEMA and found.checkpoint_id == claim.checkpoint_id
     if not fits or claim.sha256 not in ("", digest):
         return None
     if attempt is None or attempt.seq != _epoch_at(history, claim.seq):

@@ -9,13 +9,20 @@ import math
 import re
 from dataclasses import dataclass
 
-from trainer_sidecar.contract.checkpoint import Index, ManifestFile, Witness, tree_root
+from trainer_sidecar.contract.checkpoint import Index, ManifestFile, Witness
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
-from trainer_sidecar.contract.keys import LEAF_SIZE, RunKeys
+from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.plan import OnVerificationFailure, VerificationPolicy
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.store.base import NotFoundError, Store
-from trainer_sidecar.store.deep import HashedFile, Piece, files_of, look_document, look_piece
+from trainer_sidecar.store.deep import (
+    HashedFile,
+    Piece,
+    files_of,
+    look_document,
+    look_piece,
+    read_leaves,
+)
 from trainer_sidecar.store.verify import (
     BadCheckpointError,
     Expected,
@@ -26,8 +33,8 @@ from trainer_sidecar.store.verify import (
     seen_twice,
 )
 
-MOST_LEAVES = 64
-"""Read again at most, 16 MiB: more than one read of a sidecar."""
+MOST_BYTES = 16 * 1024 * 1024
+"""Read again at most: more than one read of a sidecar."""
 _LEAF = re.compile(r" in leaf (\d{1,12})\b")
 _RANGE = re.compile(r"^(\d{1,15}) bytes at (\d{1,15})$")
 
@@ -117,7 +124,7 @@ def _documents(at: _Accused) -> dict[str, tuple[str, ObjectRef]]:
     checkpoint = manifest.checkpoint_id
     found = [(keys.index(checkpoint), manifest.index)]
     found += [(keys.part(checkpoint, s.rank), s.part) for s in manifest.shards]
-    found += [(f.leaves_key, f.leaves) for f in files_of(keys, manifest)]
+    found += [(f.leaves_key, f.hashed.leaves) for f in files_of(keys, manifest)]
     return {key: (key, ref) for key, ref in found}
 
 
@@ -137,35 +144,25 @@ def _look_index(at: _Accused) -> Problem | None:
 
 def _look_hashed(store: Store, file: HashedFile, fault: RestoreFault) -> Problem | None:
     """Presence and size first; then the leaf file, its root, and the leaves that the accusation names."""
-    problem = seen_twice(lambda: look_object(store, Expected(file.key, file.size)))
+    problem = seen_twice(lambda: look_object(store, Expected(file.key, file.hashed.size)))
     if problem is not None or fault.fault == "missing":
         return problem
-    problem = seen_twice(lambda: look_document(store, file.leaves_key, file.leaves))
-    if problem is not None:
-        return problem
-    leaves = store.get(file.leaves_key)
-    try:
-        root = tree_root(file.size, leaves)
-    except ValueError as exc:
-        return Problem("bytes", file.leaves_key, f"leaves of {file.size} bytes", str(exc))
-    if root != file.root:
-        return Problem("bytes", file.leaves_key, f"tree root {file.root}", root)
+    leaves = read_leaves(store, file)
+    if isinstance(leaves, Problem):
+        return leaves
     piece = _named(file, leaves, fault.expected)
     return seen_twice(lambda: look_piece(store, piece)) if piece is not None else None
 
 
 def _named(file: HashedFile, leaves: bytes, expected: str) -> Piece | None:
     """The leaves that the accusation names, inside the file; None when it names none."""
-    leaf, span = _LEAF.search(expected), _RANGE.match(expected)
+    leaf, span, size = _LEAF.search(expected), _RANGE.match(expected), file.hashed.bytes_per_leaf
     if leaf is not None:
         first, count = int(leaf[1]), 1
     elif span is not None:
-        first = int(span[2]) // LEAF_SIZE
-        count = min(MOST_LEAVES, (int(span[2]) + int(span[1]) - 1) // LEAF_SIZE - first + 1)
+        first = int(span[2]) // size
+        count = min(max(1, MOST_BYTES // size), (int(span[2]) + int(span[1]) - 1) // size - first + 1)
     else:
         return None
-    offset = first * LEAF_SIZE
-    length = min(count * LEAF_SIZE, file.size - offset)
-    if length <= 0:
-        return None
-    return Piece(file.key, offset, length, leaves[first * 32 : (first + count) * 32])
+    piece = file.piece(leaves, first, count)
+    return piece if piece.length > 0 else None

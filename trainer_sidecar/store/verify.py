@@ -92,10 +92,10 @@ def _parse(data: bytes, key: str, checkpoint_id: str) -> ManifestFile:
         raise FormatTooNewError(
             f"{key} is proven by its digest but cannot be read: {exc}; use the version that wrote it"
         ) from exc
-    if manifest.schema_ != FORMAT_SCHEMA or manifest.checkpoint_id != checkpoint_id:
+    if manifest.schema_ > FORMAT_SCHEMA or manifest.checkpoint_id != checkpoint_id:
         raise FormatTooNewError(
             f"{key} has schema {manifest.schema_} and checkpoint id {manifest.checkpoint_id}; this version reads "
-            f"schema {FORMAT_SCHEMA}: upgrade"
+            f"schemas up to {FORMAT_SCHEMA}: upgrade"
         )
     return manifest
 
