@@ -41,7 +41,7 @@ from trainer_sidecar.store.open import open_store
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = Owner(namespace="team", name="job", uid="uid-1")
 ROWS, COLUMNS = 64, 1031
-"""Rows of the tensor that each rank owns, float32: with the 4 bytes before it a shard of 264 KB, two hash leaves."""
+"""Rows of the tensor that each rank owns, float32: with the 4 bytes before it a shard of 264 KB, nine hash leaves."""
 
 
 def eventually(check: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
@@ -79,6 +79,7 @@ class Pod:
         return self.wait_up()
 
     def launch(self, fault: str = "", **environment: str) -> None:
+        self.kill()  # one at a time: nobody would end the one before
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "trainer_sidecar.sidecar", "--status-host=127.0.0.1"),
