@@ -47,6 +47,8 @@ class AskSave(Document):
 
     op: Literal["AskSave"] = "AskSave"
     save_id: str
+    awaited: bool = False
+    """Training stands still until it has ended."""
 
 
 class SaveReply(Document):

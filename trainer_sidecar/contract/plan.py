@@ -62,6 +62,8 @@ class CheckpointPolicy(Document):
     interval_seconds: float = Field(default=600, ge=0)
     when_busy: WhenBusy = WhenBusy.SKIP
     save_timeout_seconds: float = Field(default=1800, gt=0)
+    upload_bytes_per_second: int | None = Field(default=None, ge=1)
+    """Of one pod, while training goes on beside the save. None: no limit."""
     accumulation_save: AccumulationSave = AccumulationSave.BOUNDARY
     grace_seconds: float | None = Field(default=None, gt=0)
     """From an order (or SIGTERM) to the kill; None: nobody kills. It decides whether a window may still be finished."""

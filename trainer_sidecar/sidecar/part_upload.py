@@ -6,6 +6,7 @@ its shard is there. An upload that is not completed is no object.
 """
 
 import hashlib
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from trainer_sidecar.contract import CONTRACT_VERSION
@@ -44,14 +45,35 @@ class PartMaker:
     The `Hashes` of that upload: a thread that sends an upload part makes its leaves, too, from the very bytes it sends.
     """
 
-    def __init__(self, stage: RankStage, seal: Seal, hashers: Executor) -> None:
-        """Takes the buffer. Raises PartRefusedError when it no longer holds what was sealed."""
-        self.stage, self.seal, self._hashers = stage, seal, hashers
+    def __init__(
+        self,
+        stage: RankStage,
+        seal: Seal,
+        hashers: Executor,
+        may_send: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Takes the buffer. `may_send` is called with the bytes of each upload part, and may wait.
+
+        Raises PartRefusedError when the buffer no longer holds what was sealed.
+        """
+        self.stage, self.seal, self._hashers, self._may_send = stage, seal, hashers, may_send
         self._part_size = part_size_for(seal.size)
+        self._asked: list[int] = []
+        """Upload parts that were to be sent, in order, with those that were sent again."""
         self._hashed: dict[int, tuple[bytes, bytes]] = {}
         self._made = _made_before(stage, seal)
         if self._made is None:
             _own(stage, seal)
+
+    @property
+    def sent_once(self) -> bool:
+        """Whether one upload has sent all of it, nothing twice and nothing found there."""
+        return sorted(self._asked) == list(range(1, self.parts + 1))
+
+    @property
+    def parts(self) -> int:
+        """Upload parts of the shard."""
+        return max(1, -(-self.seal.size // self._part_size))
 
     @property
     def files(self) -> tuple[bytes, bytes]:
@@ -60,6 +82,11 @@ class PartMaker:
         return self._made
 
     def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
+        self._may_send(len(body))
+        self._asked.append(number)
+        return self._hash(number, body)
+
+    def _hash(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
         known = self._hashed.get(number)
         if known is None:  # hashlib releases the GIL: the threads that send do not wait for each other
             known = self._hashed[number] = hashlib.sha256(body).digest(), leaf_hashes(body, LEAF_SIZE)
@@ -76,15 +103,15 @@ class PartMaker:
 
     def _hash_the_rest(self) -> None:
         """What no upload has asked for: a store that keeps no checksums, an object that stands already."""
-        size, step = self.seal.size, self._part_size
-        missing = [n for n in range(1, max(1, -(-size // step)) + 1) if n not in self._hashed]
+        step = self._part_size
+        missing = [n for n in range(1, self.parts + 1) if n not in self._hashed]
         if not missing:
             return
         with self.stage.bytes(self.seal) as view:
 
             def hash_one(number: int) -> None:
                 with view[(number - 1) * step : number * step] as piece:
-                    self.of_part(number, piece)
+                    self._hash(number, piece)
 
             list(self._hashers.map(hash_one, missing))
 
@@ -118,12 +145,15 @@ def check_generation(stage: RankStage, seal: Seal) -> None:
         )
 
 
-def upload_shard(maker: PartMaker, store: Store, keys: RunKeys) -> None:
-    """Create the shard object. Raises StoreError; PartRefusedError when the buffer changed during the upload."""
+def upload_shard(maker: PartMaker, store: Store, keys: RunKeys, threads: int) -> None:
+    """Create the shard object, `threads` upload parts at a time.
+
+    Raises StoreError; PartRefusedError when the buffer changed during the upload.
+    """
     stage, seal = maker.stage, maker.seal
     check_generation(stage, seal)
     with stage.bytes(seal) as view:
-        store.create_large(keys.shard(seal.checkpoint_id, seal.rank), view, hashes=maker)
+        store.create_large(keys.shard(seal.checkpoint_id, seal.rank), view, parallel=threads, hashes=maker)
     # The store proves that it holds what was sent; the generation, that what was sent is what was sealed.
     check_generation(stage, seal)
 

@@ -92,6 +92,8 @@ class RankRequests:
             case m.GiveUp():
                 self._saves.give_up(message.save_id, message.rank, message.reason[:1024])
             case m.AskSave():
+                if message.awaited:
+                    self._saves.is_awaited(message.save_id)
                 return self._saves.reply(message.save_id).model_copy(update=self._interval(hello.epoch))
             case m.KeepFrozen():
                 self._keep_frozen(message)

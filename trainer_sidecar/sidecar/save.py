@@ -41,6 +41,8 @@ class Save:
     """Store error of each step that is being tried again, by step; empty when all goes well."""
     committing: bool = False
     started: float = field(default_factory=time.monotonic)
+    awaited: threading.Event = field(default_factory=threading.Event)
+    """Training waits for it, or it has ended: nothing holds it up any more."""
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property

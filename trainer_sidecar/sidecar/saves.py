@@ -6,6 +6,7 @@ it is recorded, and only then are the buffers freed (protocol R6).
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,6 +23,8 @@ from trainer_sidecar.sidecar.part_upload import PartMaker, PartRefusedError, che
 from trainer_sidecar.sidecar.retry import StoppedError, keep_trying
 from trainer_sidecar.sidecar.run import Run
 from trainer_sidecar.sidecar.save import PartPhase, Save
+from trainer_sidecar.sidecar.upload_pace import UploadPace
+from trainer_sidecar.sidecar.upload_threads import UploadThreads
 from trainer_sidecar.store.base import ChecksumRefusedError
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class Saves:
     def __init__(self, volume: Volume, notes: Notes, run: Run, metrics: Metrics, threads: int) -> None:
         self._volume, self._notes, self._run, self._metrics = volume, notes, run, metrics
         self._hashers = ThreadPoolExecutor(threads, thread_name_prefix="hash")
+        self._pace, self._threads = UploadPace(), UploadThreads()
         self._lock = threading.RLock()
         self._plan: Plan | None = None
         self._current: Save | None = None
@@ -62,11 +66,13 @@ class Saves:
                 ).items():  # said before this process started
                     self._remember_given_up(save_id, ranks)
             self._plan = plan
+            self._pace.limit(plan.checkpoint.upload_bytes_per_second)
             old = self._current
             if old is None or old.epoch == plan.epoch:
                 return None
             self._current = None
             old.ended.set()
+            old.awaited.set()
             return old
 
     @property
@@ -153,15 +159,17 @@ class Saves:
             self.fail(save, stage.rank, f"Internal: {type(exc).__name__}: {exc}")
 
     def _carry_part(self, save: Save, stage: RankStage, seal: Seal, plan: Plan) -> None:
-        rank, keys, store = stage.rank, self._run.keys, self._run.store
+        rank, keys = stage.rank, self._run.keys
         check_seal(seal, rank, plan)
-        maker = PartMaker(stage, seal, self._hashers)
+        maker = PartMaker(stage, seal, self._hashers, lambda size: self._pace.take(size, save))
         self._phase(save, rank, PartPhase.UPLOADING)
         if not self._may_upload(save):
             return
         at = seal.checkpoint_id
         # Each step is resumable: what exists already is compared and not sent again (protocol R6).
-        self.try_step(save, f"shard of rank {rank}", lambda: upload_shard(maker, store(), keys))
+        self.try_step(
+            save, f"shard of rank {rank}", lambda: self._upload(maker, plan.topology.ranks_per_node)
+        )
         part, leaves = maker.files
         self.try_step(
             save, f"leaves of rank {rank}", lambda: self._run.create_same(keys.leaves(at, rank), leaves)
@@ -169,6 +177,13 @@ class Saves:
         self.try_step(save, f"part of rank {rank}", lambda: self._run.create_same(keys.part(at, rank), part))
         self._metrics.bytes.inc(seal.size)
         self._phase(save, rank, PartPhase.UPLOADED)
+
+    def _upload(self, maker: PartMaker, ranks: int) -> None:
+        """The shard, with as many threads as have paid."""
+        threads, began = self._threads.choose(maker.parts, ranks), time.monotonic()
+        upload_shard(maker, self._run.store(), self._run.keys, threads)
+        if maker.sent_once and not self._pace.limited:
+            self._threads.took(threads, maker.parts, maker.seal.size, time.monotonic() - began)
 
     def _may_upload(self, save: Save) -> bool:
         """Look at the journal before uploading; settle the save when it has an outcome there already."""
@@ -277,6 +292,7 @@ class Saves:
             if first:
                 self._current = None
             save.ended.set()
+            save.awaited.set()
             seals = dict(save.seals)
         for rank, seal in seals.items():
             free_buffer(RankStage(self._volume, rank), seal)
@@ -299,6 +315,12 @@ class Saves:
     def _count_failure(self, why: str) -> None:
         with self._lock:
             self.consecutive_failures, self.last_failure = self.consecutive_failures + 1, why
+
+    def is_awaited(self, save_id: str) -> None:
+        """Training stands still for this save: the limit on uploads no longer holds for it."""
+        save = self._current
+        if save is not None and save.save_id == save_id:
+            save.awaited.set()
 
     def reply(self, save_id: str) -> SaveReply:
         """What is known of a save, for its ranks."""

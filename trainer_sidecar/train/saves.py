@@ -72,6 +72,8 @@ class InFlight:
     detail: str = ""
     compares: bool = False
     error: BaseException | None = None
+    awaited: bool = False
+    """Training stands still until it has ended."""
     over: threading.Event = field(default_factory=nothing_begun)
     """Nothing of it goes on in the background, or not yet."""
 
@@ -286,7 +288,7 @@ class Saves:
         patience = self._env.plan.checkpoint.save_timeout_seconds
         known = time.monotonic()
         while True:
-            reply = self._env.client.ask(m.AskSave(save_id=save.save_id), m.SaveReply)
+            reply = self._env.client.ask(m.AskSave(save_id=save.save_id, awaited=save.awaited), m.SaveReply)
             if reply.outcome in _CODES:
                 save.code, save.detail = _CODES[reply.outcome], reply.detail
                 if save.code is Code.FAILED and STORE_AWAY in save.detail:
@@ -306,8 +308,8 @@ class Saves:
 
     def _pause(self, save: InFlight) -> None:
         """Before the next question: a look at the buffer costs a hundredth of one, here and in the sidecar."""
-        asks = time.monotonic() + _ASK_SECONDS
-        while (now := time.monotonic()) < asks:
+        asks, told = time.monotonic() + _ASK_SECONDS, save.awaited
+        while (now := time.monotonic()) < asks and save.awaited is told:
             shortest, longest = _LOOK_SECONDS
             time.sleep(min(longest, max(shortest, (now - save.began) / 50)))
             if not self._stager.held():
@@ -353,6 +355,7 @@ class Saves:
         if self.in_flight is None:
             return None
         deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
+        self.in_flight.awaited = True
         self.in_flight.over.wait(max(0.0, deadline - time.monotonic()))
         return self.settle(self._agreement.decide(int(self.outcome)))
 

@@ -153,6 +153,7 @@ def _checkpoint_policy(spec: JobSpec) -> CheckpointPolicy:
         interval_seconds=upper_bound(checkpoint.interval_seconds) if chosen else checkpoint.interval_seconds,
         when_busy=checkpoint.when_busy,
         save_timeout_seconds=checkpoint.save_timeout_seconds,
+        upload_bytes_per_second=checkpoint.upload_bytes_per_second,
         accumulation_save=checkpoint.accumulation_save,
         max_failed_saves=checkpoint.max_failed_saves,
         retention=Retention(
