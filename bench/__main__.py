@@ -2,7 +2,8 @@
 
 Each benchmark is a module of this folder with `measure(options) -> Iterable[Figure]`. Figures go to
 `bench/out/results.json`
-as they come, so that a benchmark that is stopped halfway leaves what it has measured.
+as they come, so that a benchmark that is stopped halfway leaves what it has measured; a picture of a benchmark's
+targets beside it, `bench/out/<name>.png`.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ def main() -> int:
     results = Results(Path(__file__).with_name("out") / "results.json")
     measured: list[Figure | NotMeasured] = []
     for name in options.names or BENCHES:
+        begun = len(measured)
         for row in importlib.import_module(name).measure(options):
             results.add(row)
             measured.append(row)
+        picture = Path(__file__).with_name("out") / f"{name}.png"
+        if results.plot([row.name for row in measured[begun:]], picture):
+            print(f"{name}: drawn in {picture}", flush=True)
     print(results.table([row.name for row in measured]))
     return int(any(isinstance(row, Figure) and row.holds is False for row in measured))
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from plot import draw
+
 ROUNDS = 5
 """Fewest rounds that a ratio is made of."""
 
@@ -65,6 +67,10 @@ class Results:
         self._all[row.name] = {**body, "machine": machine()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self._all, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+    def plot(self, names: Sequence[str], path: Path) -> bool:
+        """Draw the rows of these names that have a target; False when there is none."""
+        return draw({name: self._all[name] for name in names}, path)
 
     def _read(self) -> dict[str, Any]:
         return json.loads(self._path.read_text()) if self._path.exists() else {}
