@@ -97,7 +97,7 @@ def test_a_sidecar_frozen_before_its_commit_does_nothing_and_cannot_commit_behin
     began = time.monotonic()
     assert world.pods[0].get("/healthz")[0] == 200
     assert time.monotonic() - began > 0.5, "it answered while it was frozen"
-    assert "fault over" in world.pods[0].log()
+    eventually(lambda: "fault over" in world.pods[0].log(), "its word, perhaps behind that answer")
     eventually(lambda: "fenced" in world.pods[0].log().lower(), "word of the fence")
     eventually(lambda: world.pods[0].status().in_flight is None, "an outcome")
     assert save.checkpoint not in world.history().manifests
