@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from statistics import median
 
 from figures import Figure, NotMeasured, ratio, spread
@@ -44,6 +45,7 @@ def measure(options: argparse.Namespace) -> Iterable[Row]:
             yield from _two_ranks(two.act("idle", "together", rounds=rounds, idle=60))
             yield from _restores("small tensors", small, 5)
             yield from _peers(large.act("peers", rounds=5))
+            yield from _meshes(store, options.megabytes * _MB)
             yield from _throttled(store, pid)
             yield from _many(store, pid)
     starts = processes.sidecar_starts(5)
@@ -118,6 +120,23 @@ def _two_ranks(facts: list[Fact]) -> Iterator[Row]:
     micro = [o * 1e6 for o in own]
     title = "datapath: step end and agreement without a save, 2 ranks ÷ a step of 100 ms"
     yield Figure(title, median(own) / 0.1 * 100, "%", 0.5, f"{spread(micro)} µs")
+
+
+def _meshes(store: Bucket, size: int) -> Iterator[Row]:
+    """Restores of shards of one mesh into another, and into the same one, by turns. The slowest rank counts."""
+    for was, tp, others in ((4, 1, (3, 2)), (4, 2, (4,))):
+        saved = TrainingRun(store, f"bench-mesh-{tp}", size, 12, ranks=was, tp=tp, sharded=True)
+        saved.act("reshard")
+        taken: dict[int, list[float]] = {now: [] for now in (0, *others)}
+        for _ in range(5):
+            for now, seconds in taken.items():
+                run = replace(saved, ranks=now, tp=1) if now else saved
+                seconds.append(max(column(run.act("reshard"), "reshard", "seconds", warm=False)))
+        for now in others:
+            names = (f"dp{was // tp}×tp{tp}" if tp > 1 else f"{was}"), (f"dp{now}" if tp > 1 else f"{now}")
+            beside = f"{median(taken[now]):.2f} s, same mesh {median(taken[0]):.2f} s"
+            title = f"datapath: restore {' → '.join(names)} ranks ÷ same mesh"
+            yield ratio(title, taken[now], taken[0], 1.3, beside)
 
 
 def _restores(label: str, run: TrainingRun, rounds: int) -> Iterator[Row]:

@@ -28,9 +28,8 @@ def rows(*, quick: bool) -> Iterator[NotMeasured]:
     if cores < 6:
         why = f"{cores} cores: four ranks and a sidecar would measure the scheduler"
         yield NotMeasured("datapath: 4 ranks: blocking of a warm save ÷ memcpy by all at once", why, 1.15)
-        yield NotMeasured("datapath: restore 4 → 3, 4 → 2, dp2×tp2 → dp4 ÷ same topology", why, 1.3)
     if quick:
         yield NotMeasured(
-            "datapath: 2 ranks, steps lost, small restores, peers, throttled store, 200 saves, LoRA",
+            "datapath: 2 ranks, other meshes, steps lost, small restores, peers, throttled store, 200 saves, LoRA",
             "--quick was given",
         )

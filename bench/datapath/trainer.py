@@ -23,6 +23,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainer_sidecar.train import Session
 from trainer_sidecar.train.saves import Code, InFlight
@@ -53,7 +56,17 @@ class Weights(nn.Module):
         if frozen:
             self.base = nn.Parameter(torch.randn(frozen // 4 // 64, 64), requires_grad=False)
 
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Over all ranks (FSDP2), and by columns over `tp`. Only a parameter of one number is trained then."""
+        self.knob = nn.Parameter(torch.ones(1, 64))
+        if "tp" in (mesh.mesh_dim_names or ()):
+            for i, w in enumerate(self.w):
+                self.w[i] = nn.Parameter(distribute_tensor(w.detach(), mesh["tp"], [Shard(1)]))
+        fully_shard(self, mesh=mesh["dp"])
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if TASK["sharded"]:
+            return (self.knob * x).sum()
         used = list(self.w) if TASK["optimizer"] == "Adam" else [self.w[0]]  # moments come with a gradient
         return torch.stack([(w[:1] * x).sum() for w in used]).sum()
 
@@ -64,9 +77,11 @@ class Rank:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        Session.mesh_from_env("cpu")
+        mesh = Session.mesh_from_env("cpu")
         self.world = dist.get_world_size()
         self.model = Weights(TASK["tensors"], TASK["bytes"], TASK["frozen"])
+        if TASK["sharded"]:
+            self.model.shard(mesh)
         trains = [p for p in self.model.parameters() if p.requires_grad]
         adam = {"Adam": torch.optim.Adam, "SGD": torch.optim.SGD}[TASK["optimizer"]]
         self.optimizer: torch.optim.Optimizer = adam(trains, lr=0.0)
@@ -307,6 +322,24 @@ def restore(rank: Rank) -> None:
         _restored(rank, session, seconds, downloads[0], joined)
 
 
+def reshard(rank: Rank) -> None:
+    """A restore into shards of whatever mesh there is now; in the first round the save that it is of, instead."""
+    begin = time.monotonic()
+    rank.open()
+    seconds = time.monotonic() - begin
+    with rank.session as session:
+        report = session.resume
+        if report is None:
+            rank.begin()
+            save, *_ = rank.begin_save()
+            rank.committed(save)
+            say(kind="sharded", checkpoint=save.checkpoint_id, bytes=TASK["bytes"] // 2)
+            return
+        if not report.passed or report.bytes_needed < 0.99 * TASK["bytes"]:
+            raise RuntimeError(f"{TASK['bytes']} bytes were not restored: {report}")
+        say(kind="reshard", seconds=seconds, fetched=report.bytes_fetched, needed=report.bytes_needed, phases=report.seconds)
+
+
 def _restored(rank: Rank, session: Session, seconds: float, download: float, joined: float) -> None:
     report = session.resume
     if report is None or not report.passed or report.bytes_needed != rank.bytes * rank.world:
@@ -343,8 +376,8 @@ ACTS = {
 
 def main() -> None:
     rank = Rank()
-    if TASK["acts"] == ["restore"]:
-        restore(rank)
+    if TASK["acts"] in (["restore"], ["reshard"]):
+        {"restore": restore, "reshard": reshard}[TASK["acts"][0]](rank)
         return
     with rank.open():
         rank.begin()

@@ -21,6 +21,7 @@ from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.open import open_store
 
 SCRIPT = Path(__file__).with_name("trainer.py")
+JOB = Path(__file__).with_name("job.yaml")
 Fact = dict[str, Any]
 
 
@@ -38,13 +39,21 @@ class TrainingRun:
     frozen: int = 0
     optimizer: str = "SGD"
     ranks: int = 1
+    tp: int = 1
+    sharded: bool = False
+    """FSDP2 (and columns over `tp`) instead of copies on each rank."""
     facts: list[Fact] = field(default_factory=list)
 
     def act(self, *acts: str, **task: Any) -> list[Fact]:
         """What the ranks wrote down. Raises NothingHappenedError when a save of theirs is in no journal."""
         defaults = {"rounds": 5, "dcp": False, "idle": 200, "step_seconds": 0.3, "round": 0}
         known = {"acts": acts, "tensors": self.tensors, "bytes": self.bytes, "frozen": self.frozen}
-        known |= {"optimizer": self.optimizer, "server": self.server, "store": self.store.document()}
+        known |= {
+            "sharded": self.sharded,
+            "optimizer": self.optimizer,
+            "server": self.server,
+            "store": self.store.document(),
+        }
         with tempfile.TemporaryDirectory(prefix="rtj-bench-", dir=memory_folder()) as folder:
             known |= {"out": f"{folder}/facts", "scratch": folder}
             self._run(json.dumps({**defaults, **known, **task}))
@@ -56,6 +65,8 @@ class TrainingRun:
     def _run(self, task: str) -> None:
         command = [sys.executable, "-m", "trainer_sidecar.cli", "run", "--store", self.store.url]
         command += ["--endpoint", self.store.endpoint, "--run-id", self.run_id, "--nproc", str(self.ranks)]
+        if self.sharded:
+            command += ["-f", str(JOB), "--tp", str(self.tp)]
         command += ["--interval-steps", "0", "--interval-seconds", "0", "--max-restarts", "0", "--again"]
         environment = {**os.environ, **self.store.environment, "OMP_NUM_THREADS": "1", "BENCH": task}
         done = subprocess.run(
@@ -94,4 +105,4 @@ class TrainingRun:
 
 def column(facts: list[Fact], kind: str, name: str, *, warm: bool = True) -> list[float]:
     """Values of `name` in facts of one kind, without the first round when `warm`."""
-    return [f[name] for f in facts if f["kind"] == kind and (f["round"] > 0 or not warm)]
+    return [f[name] for f in facts if f["kind"] == kind and (not warm or f["round"] > 0)]

@@ -14,6 +14,7 @@ from trainer_sidecar.contract.checkpoint import WitnessStep
 from trainer_sidecar.contract.keys import LEAF_SIZE, shard_name
 from trainer_sidecar.contract.report import Check, ResumeReport
 from trainer_sidecar.contract.restore_fault import parse_restore_fault
+from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 
 MakeWorld = Callable[..., World]
 
@@ -141,6 +142,30 @@ def test_own_shards_are_read_before_ranks_ask_and_count_for_who_asks_first(make_
     size = len(save.shards[0])
     assert zero.ask(m.Fetch(file=0, ranges=[(0, size)])) == m.Fetched(bytes_from_store=size)
     assert one.ask(m.Fetch(file=0, ranges=[(0, size)])) == m.Fetched(bytes_from_store=0)
+
+
+def test_a_pod_of_another_mesh_reads_the_rows_of_its_ranks_ahead(make_world: MakeWorld) -> None:
+    world = make_world(1, 4)
+    save = saved(world)
+    for pod in world.pods:
+        pod.kill()
+    batch = Batch(global_batch_size=4, micro_batch_size=1, accumulation=2)
+    world.topology = Topology(nodes=2, ranks_per_node=1, mesh=Mesh(dp=2), batch=batch)
+    world.pods = world.place("smaller")
+    for pod in world.pods:
+        pod.options = ()
+    world.start()
+    world.begin(world.history().newest_restorable)
+
+    def windows(pod: int) -> list[int]:
+        """Shards that this pod has whole."""
+        folder = world.pods[pod].volume.restore(save.checkpoint)
+        files = {rank: folder / shard_name(rank) for rank in range(4)}
+        return [r for r, file in files.items() if file.exists() and file.read_bytes() == save.shards[r]]
+
+    eventually(lambda: windows(0) == [0, 1], "the first half of the rows")
+    eventually(lambda: windows(1) == [2, 3], "the second half")
+    assert windows(0) == [0, 1], "and nothing else"
 
 
 def test_a_bad_shard_that_is_read_ahead_is_told_when_a_rank_asks(make_world: MakeWorld) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -26,10 +26,12 @@ from trainer_sidecar.contract.checkpoint import (
     Witness,
 )
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
-from trainer_sidecar.contract.keys import RunKeys, shard_name
+from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.messages import RestoreOpened
 from trainer_sidecar.contract.restore_fault import Evidence
+from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar import ahead
 from trainer_sidecar.sidecar.retry import keep_trying
 from trainer_sidecar.sidecar.window import BadBytesError, Window
 from trainer_sidecar.store.base import NotFoundError, Store, StoreError, TruncatedError, UnavailableError
@@ -37,6 +39,7 @@ from trainer_sidecar.store.base import NotFoundError, Store, StoreError, Truncat
 log = logging.getLogger(__name__)
 
 _D = TypeVar("_D", bound=Document)
+_FILES_AHEAD = 4
 _TRIES = 8
 """Tries per request: about half a minute of a store that is away, then the rank hears of it and the attempt ends."""
 
@@ -129,12 +132,17 @@ class Restore:
             self.bytes_from_store += read
         return read
 
-    def read_ahead(self, ranks: Iterable[int]) -> None:
-        """Make the shards that these ranks saved readable before they ask. Raises as `fetch`."""
-        names = {shard_name(rank) for rank in ranks}
-        for window in self._windows:
-            if window.path.name in names:
-                window.fetch([(0, window.size)], self._read_range, self._pool, ahead=True)
+    def read_ahead(self, now: Topology, local: range) -> None:
+        """Make what these ranks will ask for readable before they do, as far as it is known. Raises as `fetch`."""
+        sizes = [window.size for window in self._windows]
+        ranges = ahead.needed(self.index, self.manifest.topology, now, local, sizes)
+
+        def read(file: int) -> None:
+            self._windows[file].fetch(ranges[file], self._read_range, self._pool, ahead=True)
+
+        with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="ahead") as files:
+            for done in files.map(read, sorted(ranges)):
+                assert done is None
 
     def slices(self, tensors: list[int] | None) -> Slices:
         """Slices of some tensors (all for None). Raises ValueError for an unknown tensor."""

@@ -75,10 +75,7 @@ class Restores:
             return opened
 
     def read_ahead(self, local: range) -> None:
-        """Begin to read what local ranks will ask for, while they still import torch and meet each other.
-
-        On the topology of the save that is their own shard, whole; on another one only they know.
-        """
+        """Begin to read what local ranks will ask for, while they still import torch and meet each other."""
         plan = self._plan
         if plan is not None and plan.restore is not None:
             threading.Thread(
@@ -89,8 +86,8 @@ class Restores:
         try:
             self._open(point.checkpoint_id)
             restore = self._restore
-            if restore is not None and restore.manifest.topology == plan.topology:
-                restore.read_ahead(local)
+            if restore is not None:
+                restore.read_ahead(plan.topology, local)
         except Exception as exc:
             # It only helps: what is wrong with the checkpoint or the store is met, judged and told when a rank asks.
             log.info("the restore point is not read ahead", extra={"reason": f"{type(exc).__name__}: {exc}"})
