@@ -337,7 +337,7 @@ def reshard(rank: Rank) -> None:
             return
         if not report.passed or report.bytes_needed < 0.99 * TASK["bytes"]:
             raise RuntimeError(f"{TASK['bytes']} bytes were not restored: {report}")
-        say(kind="reshard", seconds=seconds, fetched=report.bytes_fetched, needed=report.bytes_needed, phases=report.seconds)
+        say(kind="reshard", seconds=seconds, fetched=report.bytes_fetched, needed=report.bytes_needed)
 
 
 def _restored(rank: Rank, session: Session, seconds: float, download: float, joined: float) -> None:
