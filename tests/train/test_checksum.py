@@ -23,7 +23,7 @@ def test_each_single_element_counts(dtype: torch.dtype) -> None:
 
 
 def test_the_place_of_an_element_counts_across_blocks_and_within(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "_BLOCK", 4)
+    monkeypatch.setattr(checksum, "_ON_HOST", 4)
     checksum._factors.cache_clear()
     try:
         tensor = torch.arange(20, dtype=torch.int64)
