@@ -28,6 +28,7 @@ from trainer_sidecar.dcp.names import step_of
 from trainer_sidecar.train import EnvironmentMissing, ResumeRefused, TrainingLibraryError
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.errors import SidecarRefused
+from trainer_sidecar.train.saves import InFlight, Saves
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 NONE = CheckpointPolicy(interval_steps=0, interval_seconds=0)
@@ -107,6 +108,27 @@ def test_a_save_behind_one_that_does_not_end_is_refused_after_the_time_out_of_sa
                 SaveInFlight, match=r"in flight for 0.3 s, checkpoint.saveTimeoutSeconds: wait for"
             ):
                 begin_another()
+
+
+def test_a_save_that_the_script_waits_for_is_awaited_and_one_beside_training_is_not(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is awaited is held to no `uploadBytesPerSecond`."""
+    made: list[InFlight] = []
+    begin_one = Saves.begin
+
+    def begin_and_keep(self: Saves, *given: Any) -> InFlight:
+        made.append(begin_one(self, *given))
+        return made[-1]
+
+    monkeypatch.setattr(Saves, "begin", begin_and_keep)
+    tree = {"w": torch.rand(8)}
+    with rank_of(world, begin(world), monkeypatch):
+        writer = SidecarWriter(device="cpu")
+        dcp.save(tree, checkpoint_id=101, storage_writer=writer)
+        assert [save.awaited for save in made] == [True]
+        dcp.async_save(tree, checkpoint_id=102, storage_writer=writer).result()
+        assert [save.awaited for save in made] == [True, False]
 
 
 def test_the_sample_of_the_page_goes_on_from_its_newest_commit(

@@ -67,6 +67,8 @@ class Lane:
         """Has staged for a save that DCP will begin in another thread."""
         self._saver: threading.Thread | None = None
         """In which the newest save runs or ran."""
+        self._aside: threading.Thread | None = None
+        """In which the newest save of `dcp.async_save` runs or ran: training goes on beside it."""
         self._told = 0.0
 
     def stage(self) -> None:
@@ -81,6 +83,8 @@ class Lane:
     def enter(self) -> None:
         """DCP begins a save in this thread: that of `stage`, or another one. Raises SaveInFlight."""
         here = threading.current_thread()
+        if self._stager is not None and self._stager is not here:
+            self._aside = here
         if self._stager is None or self._stager is here:
             self._wait_for_the_first()
         self._stager, self._saver = None, here
@@ -90,6 +94,7 @@ class Lane:
         began, told = time.monotonic(), False
         patience = self.env.plan.checkpoint.save_timeout_seconds
         while self._in_progress:
+            self._saves.is_awaited()
             waited = time.monotonic() - began
             if waited > patience:
                 raise SaveInFlight(
@@ -124,6 +129,7 @@ class Lane:
         self._end_before()
         self._planner.give(share.plan())
         self._saves.begin(share.captured, self._content(step, share))
+        self._wait_aloud()
 
     def pass_over(self, step: int, reason: str) -> None:
         """This rank has nothing to give: the save fails as a whole, also where others have given theirs."""
@@ -140,12 +146,18 @@ class Lane:
         if save is None:
             return
         patience = self.env.plan.checkpoint.save_timeout_seconds
+        self._wait_aloud()
         if not save.over.wait(max(0.0, patience - (time.monotonic() - save.began))):
             raise SaveInFlight(
                 f"the save of step {save.step} has not ended within {patience:g} s, checkpoint.saveTimeoutSeconds: it "
                 "goes on and may still be committed; see the sidecar's log and the store"
             )
         self._settle(save)
+
+    def _wait_aloud(self) -> None:
+        """Ranks that wait for one another in DCP, too, stand still for the save in flight."""
+        if self._aside is not threading.current_thread():
+            self._saves.is_awaited()
 
     def _settle(self, save: InFlight) -> None:
         try:

@@ -350,12 +350,17 @@ class Saves:
             )
         return save
 
+    def is_awaited(self) -> None:
+        """Training stands still until the save in flight has ended: it is held to no limit on uploads."""
+        if (save := self.in_flight) is not None:
+            save.awaited = True
+
     def wait(self) -> InFlight | None:
         """Block until the save in flight has ended on all ranks; None when there is none or its deadline passed."""
         if self.in_flight is None:
             return None
         deadline = time.monotonic() + self._env.plan.checkpoint.save_timeout_seconds
-        self.in_flight.awaited = True
+        self.is_awaited()
         self.in_flight.over.wait(max(0.0, deadline - time.monotonic()))
         return self.settle(self._agreement.decide(int(self.outcome)))
 
