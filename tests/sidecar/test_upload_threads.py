@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -29,27 +30,44 @@ def uploads(threads: UploadThreads, rate: Callable[[int], float], count: int, ra
 
 
 def test_where_each_connection_is_slow_more_are_taken_until_all_are() -> None:
-    chosen = uploads(UploadThreads(), lambda n: n * 80e6, 12)
-    assert chosen[:2] == [FEWEST, FEWEST * 2]
+    chosen = uploads(UploadThreads(), lambda n: n * 80e6, 40)
+    assert chosen[:6] == [FEWEST] * 3 + [FEWEST * 2] * 3
     assert chosen[-1] == CONNECTIONS
-    assert chosen == sorted(chosen)
 
 
 def test_where_four_fill_the_link_a_trial_is_given_back_and_made_again_much_later() -> None:
     chosen = uploads(UploadThreads(), lambda _: 400e6, 80)
     assert set(chosen) == {FEWEST, FEWEST * 2}
-    assert chosen.count(FEWEST * 2) == 3, "of 80 uploads"
+    assert chosen.count(FEWEST * 2) == 5, "of 80 uploads"
 
 
 def test_a_link_that_eight_fill_gets_eight() -> None:
-    chosen = uploads(UploadThreads(), lambda n: min(n, 8) * 80e6, 40)
-    assert chosen[5:] == [16 if n == 16 else 8 for n in chosen[5:]]
-    assert chosen.count(16) == 2
+    chosen = uploads(UploadThreads(), lambda n: min(n, 8) * 80e6, 60)
+    assert chosen[-1] == 8
+    assert set(chosen[6:]) == {4, 8, 16}, "and now and then another number is tried"
+    assert chosen[6:].count(8) > 45
+
+
+def test_a_number_that_pays_no_more_is_given_back() -> None:
+    threads = UploadThreads()
+    assert uploads(threads, lambda n: n * 80e6, 40)[-1] == CONNECTIONS
+    chosen = uploads(threads, lambda n: 640e6 / (1 + n / 32), 200)
+    assert chosen[-20:].count(FEWEST) > 15
+
+
+def test_noise_makes_no_climb() -> None:
+    """Each upload by chance a sixth faster or slower, whatever the number: of 300, in 20 runs, few take many."""
+    ended = []
+    for seed in range(20):
+        chance = random.Random(seed)
+        ended.append(uploads(UploadThreads(), lambda _, c=chance: 400e6 * c.uniform(0.85, 1.15), 300)[-1])
+    assert max(ended) <= FEWEST * 2
+    assert ended.count(FEWEST) >= 18
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(1, 32), (4, 8), (8, 4), (64, 4)])
 def test_the_ranks_of_a_pod_share_its_connections(ranks: int, most: int) -> None:
-    assert max(uploads(UploadThreads(), lambda n: n * 80e6, 20, ranks)) == most
+    assert max(uploads(UploadThreads(), lambda n: n * 80e6, 40, ranks)) == most
 
 
 def test_few_parts_say_nothing_and_take_no_more_threads_than_they_are() -> None:

@@ -14,7 +14,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from trainer_sidecar.train.boxes import Box, byte_ranges, coalesce, row_runs, whole
+from trainer_sidecar.contract.ranges import coalesce
+from trainer_sidecar.train.boxes import Box, byte_ranges, row_runs, whole
 from trainer_sidecar.train.layout import Layout, Placement, replicated, shard_boxes, shard_runs
 from trainer_sidecar.train.ownership import ALIGNMENT, Entry, Planner, make_plan
 

@@ -186,7 +186,7 @@ class ShardHash(HashedBytes):
     """A shard's bytes."""
 
     name: str
-    leaf_size: int = Field(default=WIDE_LEAF_SIZE, ge=1024, le=1 << 30)
+    leaf_size: int = Field(default=WIDE_LEAF_SIZE, ge=1024, le=8 * 1024 * 1024)
     store_sha256: str = ""
     """What the store says of the object after `create_large` (`expected_sha256`: hex or composite `<hex>-<parts>`,
     protocol G); empty when it was not computed: then ingest is judged by size alone."""

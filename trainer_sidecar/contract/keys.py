@@ -18,6 +18,9 @@ Ranks that become more or fewer read slices from their middle, by whole leaves. 
 64 -> 48 ranks, the worst one reads 1.22 times what it needs with leaves of 256 KiB (datapath T10), and 1.03 times with
 these, whose digests are a thousandth of the bytes (`bench datapath`)."""
 
+READ_GAP = 128 * 1024
+"""Bytes between two ranges that cost less to read than a request more."""
+
 WIDE_LEAF_SIZE = 256 * 1024
 """Of frozen objects, and of parts and manifests that do not say (schema 1)."""
 

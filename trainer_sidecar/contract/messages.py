@@ -130,7 +130,7 @@ class AddWitness(Document):
 
 
 class OpenRestore(Document):
-    """Open the plan's restore point. The sidecar reads and verifies manifest, index and leaf files first."""
+    """Open the plan's restore point. The sidecar reads and verifies manifest and index first."""
 
     op: Literal["OpenRestore"] = "OpenRestore"
     checkpoint_id: str

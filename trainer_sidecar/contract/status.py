@@ -145,6 +145,8 @@ class PeerReport(Document):
     uploaded: list[int] = Field(default_factory=list)
     faults: dict[int, str] = Field(default_factory=dict)
     """Ranks whose part is provably lost or refused, or that gave up staging, with the reason: the save is aborted."""
+    awaited: bool = False
+    """Training waits for the save, or has ended: it is held to no limit on uploads, in no pod."""
 
 
 class SaveOutcome(StrEnum):
@@ -163,6 +165,7 @@ class PeerReply(Document):
     epoch: int
     save_id: str | None = None
     outcome: SaveOutcome = SaveOutcome.UNKNOWN
+    awaited: bool = False
     sequence: int | None = None
     """Of the `Manifest` entry when committed."""
     detail: str = ""

@@ -2,9 +2,11 @@
 
 import hashlib
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from tempfile import TemporaryFile
 
 from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
@@ -52,7 +54,10 @@ class Source:
         self._store = store
         self._keys = RunKeys(source.namespace, source.run_id) if source else keys
         self._point = point
-        self._leaves: dict[str, bytes] = {}
+        self._spool = TemporaryFile()  # noqa: SIM115 (it goes with this object)
+        """Leaf digests of all files, a thousandth of the checkpoint: not in memory, where a limit may be."""
+        self._leaves: dict[str, int] = {}
+        """Where those of a file begin."""
 
     def open(self) -> ManifestFile:
         """Read and prove manifest, index and leaf files."""
@@ -65,7 +70,9 @@ class Source:
             leaves = read_leaves(self._store, file)
             if isinstance(leaves, Problem):
                 raise bad_checkpoint(self._keys, self._point.checkpoint_id, leaves)
-            self._leaves[file.key] = leaves
+            self._leaves[file.key] = self._spool.tell()
+            self._spool.write(leaves)
+        self._spool.flush()
         return self.manifest
 
     @cached_property
@@ -94,7 +101,9 @@ class Source:
         """These bytes, proven; at most one leaf more is read at either end."""
         size = file.hashed.bytes_per_leaf
         leaf = offset // size
-        piece = file.piece(self._leaves[file.key], leaf, -(-(offset + length) // size) - leaf)
+        count = -(-(offset + length) // size) - leaf
+        digests = os.pread(self._spool.fileno(), count * 32, self._leaves[file.key] + leaf * 32)
+        piece = file.piece(digests, leaf, count)
         first, end = piece.offset, piece.offset + piece.length
         data = b""
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import ValidationError
 
-from trainer_sidecar.contract.checkpoint import Part
+from trainer_sidecar.contract.checkpoint import FORMAT_SCHEMA, Part
 from trainer_sidecar.contract.journal import Manifest, ObjectRef
 from trainer_sidecar.contract.keys import shard_name
 from trainer_sidecar.contract.plan import Plan
@@ -78,12 +78,15 @@ class Coordinator:
                 set(report.uploaded) & theirs,
                 {rank: reason[:1024] for rank, reason in report.faults.items() if rank in theirs},
             )
+            if report.awaited:
+                self._saves.is_awaited(report.save_id)
             self.wake()
-        reply = self._saves.reply(report.save_id)
+        reply, save = self._saves.reply(report.save_id), self._saves.current
         return PeerReply(
             epoch=epoch,
             save_id=report.save_id,
             outcome=reply.outcome,
+            awaited=save is not None and save.save_id == report.save_id and save.awaited.is_set(),
             sequence=reply.sequence,
             detail=reply.detail,
         )
@@ -155,6 +158,11 @@ class Coordinator:
             raise PartRefusedError(
                 f"the part of rank {rank} is malformed: {exc.error_count()} errors"
             ) from exc
+        if part.schema_ > FORMAT_SCHEMA:
+            raise PartRefusedError(
+                f"the part of rank {rank} has schema {part.schema_}, this sidecar reads up to {FORMAT_SCHEMA}: "
+                "give all pods the same image"
+            )
         check_seal(part.seal, rank, plan)
         if part.seal.save_id != save.save_id or part.shard.name != shard_name(rank):
             raise PartRefusedError(

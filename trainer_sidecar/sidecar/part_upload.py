@@ -99,6 +99,7 @@ class PartMaker:
             fault.reach("after-hash")
             check_generation(self.stage, self.seal)
             self._made = self._make()
+            self._hashed.clear()  # as much again as the leaf file
             fault.reach("after-part-made")
 
     def _hash_the_rest(self) -> None:

@@ -136,11 +136,14 @@ class Reporter:
             sealed=save.sealed if save else [],
             uploaded=save.uploaded if save else [],
             faults=dict(save.faults) if save else {},
+            awaited=save is not None and save.awaited.is_set(),
         )
 
     def _take(self, save: Save | None, reply: PeerReply, plan: Plan) -> None:
         if reply.epoch > plan.epoch:
             self.on_newer()
+        if reply.awaited and reply.save_id is not None:
+            self._saves.is_awaited(reply.save_id)
         if save is not None and reply.save_id == save.save_id and reply.outcome in FINAL:
             self._saves.settle(save, reply.outcome, reply.sequence, reply.detail)
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from trainer_sidecar.contract.base import Document
 from trainer_sidecar.contract.checkpoint import (
+    FORMAT_SCHEMA,
     FrozenObject,
     Index,
     ManifestFile,
@@ -28,6 +29,7 @@ from trainer_sidecar.contract.checkpoint import (
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.messages import RestoreOpened
+from trainer_sidecar.contract.ranges import pieces
 from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.contract.volume import Volume
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _D = TypeVar("_D", bound=Document)
 _FILES_AHEAD = 4
+_BYTES_AHEAD = 64 * 1024 * 1024
 _TRIES = 8
 """Tries per request: about half a minute of a store that is away, then the rank hears of it and the attempt ends."""
 
@@ -78,6 +81,12 @@ class Restore:
         at = self._point.checkpoint_id
         self.manifest = self._proven(self._keys.manifest(at), self._point.manifest, ManifestFile)
         self.index = self._proven(self._keys.index(at), self.manifest.index, Index)
+        schema = max(self.manifest.schema_, self.index.schema_)
+        if schema > FORMAT_SCHEMA:
+            raise ValueError(
+                f"{at} has schema {schema}, this sidecar reads up to {FORMAT_SCHEMA}: use the image of the version "
+                "that wrote it, or a newer one"
+            )
         self._check_names()
         self.folder.mkdir(mode=0o777, parents=True, exist_ok=True)
         self.folder.chmod(0o777)
@@ -113,7 +122,10 @@ class Restore:
 
         def leaves() -> bytes:
             data = self._proven_bytes(leaves_key, shard.leaves)
-            found = shard.root_of(data)
+            try:
+                found = shard.root_of(data)
+            except ValueError as exc:
+                raise BadBytesError(str(Evidence(leaves_key, f"leaves of {name}", str(exc), 1))) from exc
             if found != shard.root:
                 raise BadBytesError(str(Evidence(name, f"tree root {shard.root}", f"tree root {found}", 1)))
             return data
@@ -135,10 +147,13 @@ class Restore:
     def read_ahead(self, now: Topology, local: range) -> None:
         """Make what these ranks will ask for readable before they do, as far as it is known. Raises as `fetch`."""
         sizes = [window.size for window in self._windows]
-        ranges = ahead.needed(self.index, self.manifest.topology, now, local, sizes)
+        ranges = ahead.needed(self.index, self.manifest, now, local, sizes)
 
         def read(file: int) -> None:
-            self._windows[file].fetch(ranges[file], self._read_range, self._pool, ahead=True)
+            for piece in pieces(
+                ranges[file], _BYTES_AHEAD
+            ):  # ranks that ask meanwhile wait behind one of these
+                self._windows[file].fetch([piece], self._read_range, self._pool, ahead=True)
 
         with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="ahead") as files:
             for done in files.map(read, sorted(ranges)):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from trainer_sidecar.contract.checkpoint import Seal
+from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.messages import SaveReply
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.status import SaveOutcome
@@ -30,6 +31,8 @@ from trainer_sidecar.store.base import ChecksumRefusedError
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_AWAITED = (SaveReason.ORDER, SaveReason.FINAL)
+"""Saves after which training does not go on."""
 FINAL = (SaveOutcome.COMMITTED, SaveOutcome.FAILED, SaveOutcome.FENCED)
 
 
@@ -47,6 +50,7 @@ class Saves:
         self._lock = threading.RLock()
         self._plan: Plan | None = None
         self._current: Save | None = None
+        self._hurried = False
         self._given_up: dict[str, dict[int, str]] = {}
         """Save id -> ranks that could not stage their part, with the reason: such a save can never be whole."""
         self.on_change: Callable[[], None] = lambda: None
@@ -61,6 +65,7 @@ class Saves:
         with self._lock:
             if self._plan is None or self._plan.epoch != plan.epoch:
                 self._given_up.clear()
+                self._hurried = False
                 for save_id, ranks in self._notes.given_up(
                     plan.epoch
                 ).items():  # said before this process started
@@ -134,6 +139,8 @@ class Saves:
         if self._current is None:
             faults = dict(self._given_up.get(seal.save_id, {}))
             self._current = Save(seal, plan.topology.mesh.world_size, faults=faults)
+            if self._hurried or seal.reason in _AWAITED:
+                self._current.awaited.set()
             self._metrics.in_progress.set(1)
             log.info("save begun", extra=_named(self._current))
         if self._current.save_id != seal.save_id:
@@ -317,10 +324,21 @@ class Saves:
             self.consecutive_failures, self.last_failure = self.consecutive_failures + 1, why
 
     def is_awaited(self, save_id: str) -> None:
-        """Training stands still for this save: the limit on uploads no longer holds for it."""
+        """Training stands still for this save: the limit on uploads no longer holds for it, in no pod."""
         save = self._current
-        if save is not None and save.save_id == save_id:
+        if save is not None and save.save_id == save_id and not save.awaited.is_set():
             save.awaited.set()
+            self.on_change()
+
+    def hurry(self) -> None:
+        """Training of this epoch has ended, or is about to: none of its saves is held to the limit any more."""
+        self._hurried = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The same of the save in flight alone."""
+        if (save := self._current) is not None:
+            self.is_awaited(save.save_id)
 
     def reply(self, save_id: str) -> SaveReply:
         """What is known of a save, for its ranks."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from trainer_sidecar.contract import CONTRACT_VERSION
-from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.contract.plan import Order, Plan
 from trainer_sidecar.contract.status import PeerReply, PeerReport, SidecarStatus
 from trainer_sidecar.sidecar import fault, workdir
 from trainer_sidecar.sidecar.config import PLAN_POLL_SECONDS, Config
@@ -96,6 +96,7 @@ class Sidecar:
 
     def drain(self) -> None:
         """Return once nothing sealed is left to upload or commit; the grace period, if any, ends it earlier."""
+        self.saves.hurry()
         while self._busy():
             time.sleep(PLAN_POLL_SECONDS)
         if not self.is_coordinator:
@@ -138,6 +139,10 @@ class Sidecar:
             self.ranks.begin(plan)
             if first and self._config.read_ahead:
                 self.restores.read_ahead(self.ranks.local)
+            if not first:  # of a save that this sidecar finds, nobody may be left who waits for it
+                self.saves.let_go()
+        if plan.order is not Order.RUN:
+            self.saves.hurry()
         self.report_keys.begin(plan)
         self.coordinator.begin(plan)
         self.reporter.begin(plan)
@@ -146,6 +151,7 @@ class Sidecar:
     def _rank_gone(self, rank: int) -> None:
         plan = self.plans.plan
         if plan is not None:
+            self.saves.hurry()
             self._settling.adopt(plan, rank)
 
     def _report(self, report: PeerReport) -> PeerReply | None:

@@ -5,7 +5,7 @@ HEAD proves presence and ingest only; this is what finds a byte that a disk has 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from trainer_sidecar.contract.checkpoint import HashedBytes, ManifestFile, leaf_hashes
@@ -16,8 +16,8 @@ from trainer_sidecar.store.fan_out import fan_out
 from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
 
 _READ = 8 * 1024 * 1024
-_FILES = 16
-"""Whose leaf digests, a thousandth of their bytes, are held at once."""
+_DIGESTS = 64 * 1024 * 1024
+"""Bytes of leaf digests that are held at once, or those of one file."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def verify_bytes(
 ) -> ManifestFile:
     """Read and hash everything that `point`'s manifest names; `progress` gets the bytes of each piece as it is proven.
 
-    Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB, and the
-    leaf digests of 16 files.
+    Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB, and
+    64 MiB of leaf digests.
     """
     manifest = read_manifest(store, keys, point)
     documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
@@ -55,10 +55,9 @@ def verify_bytes(
         progress(piece.length)
         return problem
 
-    files = files_of(keys, manifest)
-    for at in range(0, len(files), _FILES):
+    for files in _groups(files_of(keys, manifest)):
         pieces: list[Piece] = []
-        for found in fan_out(lambda f: _pieces(store, f), files[at : at + _FILES], parallel):
+        for found in fan_out(lambda f: _pieces(store, f), files, parallel):
             if isinstance(found, Problem):
                 raise bad_checkpoint(keys, point.checkpoint_id, found)
             pieces += found
@@ -99,10 +98,10 @@ class HashedFile:
     hashed: HashedBytes
 
     def piece(self, leaves: bytes, first: int, count: int) -> Piece:
-        """Leaves `first` to `first + count - 1`, as far as the file goes; `leaves` are all of its digests."""
+        """`count` leaves from `first` on, as far as the file goes; `leaves` are their digests."""
         size = self.hashed.bytes_per_leaf
         offset, end = first * size, min((first + count) * size, self.hashed.size)
-        return Piece(self.key, offset, end - offset, leaves[first * 32 : (first + count) * 32], size)
+        return Piece(self.key, offset, end - offset, leaves, size)
 
 
 def files_of(keys: RunKeys, manifest: ManifestFile) -> list[HashedFile]:
@@ -112,6 +111,18 @@ def files_of(keys: RunKeys, manifest: ManifestFile) -> list[HashedFile]:
     return shards + [
         HashedFile(keys.frozen(f.sha256), keys.frozen_leaves(f.sha256), f) for f in manifest.frozen
     ]
+
+
+def _groups(files: Iterable[HashedFile]) -> Iterator[list[HashedFile]]:
+    """Files whose leaf digests are held together."""
+    group: list[HashedFile] = []
+    for file in files:
+        if group and sum(f.hashed.leaves.size for f in (*group, file)) > _DIGESTS:
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
 
 
 def read_leaves(store: Store, file: HashedFile) -> bytes | Problem:
@@ -139,7 +150,10 @@ def _pieces(store: Store, file: HashedFile) -> list[Piece] | Problem:
     if isinstance(leaves, Problem):
         return leaves
     per_read = max(1, _READ // file.hashed.bytes_per_leaf)
-    return [file.piece(leaves, first, per_read) for first in range(0, len(leaves) // 32, per_read)]
+    return [
+        file.piece(leaves[first * 32 : (first + per_read) * 32], first, per_read)
+        for first in range(0, len(leaves) // 32, per_read)
+    ]
 
 
 def look_piece(store: Store, piece: Piece) -> Problem | None:

@@ -164,5 +164,5 @@ def _named(file: HashedFile, leaves: bytes, expected: str) -> Piece | None:
         count = min(max(1, MOST_BYTES // size), (int(span[2]) + int(span[1]) - 1) // size - first + 1)
     else:
         return None
-    piece = file.piece(leaves, first, count)
+    piece = file.piece(leaves[first * 32 : (first + count) * 32], first, count)
     return piece if piece.length > 0 else None

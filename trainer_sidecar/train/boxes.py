@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,18 +76,6 @@ def byte_ranges(offset: int, outer: Box, inner: Box, itemsize: int, gap: int) ->
     begins = first[np.concatenate(([0], breaks + 1))]
     ends = last[np.concatenate((breaks, [len(last) - 1]))]
     return [(int(b), int(e - b)) for b, e in zip(begins, ends, strict=True)]
-
-
-def coalesce(ranges: Iterable[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:
-    """Sorted (offset, length) ranges in which neighbours at most `gap` bytes apart, or overlapping, are one."""
-    joined: list[tuple[int, int]] = []
-    for offset, length in sorted(r for r in ranges if r[1] > 0):
-        if joined and offset <= joined[-1][0] + joined[-1][1] + gap:
-            begin, size = joined[-1]
-            joined[-1] = (begin, max(size, offset + length - begin))
-        else:
-            joined.append((offset, length))
-    return joined
 
 
 def product(runs: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[Box, Box]]:

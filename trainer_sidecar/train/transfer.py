@@ -19,7 +19,9 @@ import torch
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import Slices
-from trainer_sidecar.train.boxes import Box, byte_ranges, coalesce
+from trainer_sidecar.contract.keys import READ_GAP
+from trainer_sidecar.contract.ranges import coalesce
+from trainer_sidecar.train.boxes import Box, byte_ranges
 from trainer_sidecar.train.capture import Piece
 from trainer_sidecar.train.errors import ResumeRefused
 from trainer_sidecar.train.layout import shard_boxes
@@ -27,8 +29,6 @@ from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS, SidecarClie
 from trainer_sidecar.train.staging import wait_for_devices
 
 _BATCH = 64 * 1024 * 1024
-_GAP = 128 * 1024
-"""Bytes between two ranges that cost less to read than a request more."""
 _COPIERS = min(4, os.cpu_count() or 1)
 
 
@@ -96,8 +96,8 @@ def needed_ranges(reads: Iterable[Read]) -> dict[int, list[tuple[int, int]]]:
     by_file: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for read in reads:
         itemsize = read.piece.entry.itemsize
-        by_file[read.file] += byte_ranges(read.offset, read.saved, read.shared, itemsize, _GAP)
-    return {file: coalesce(ranges, _GAP) for file, ranges in sorted(by_file.items())}
+        by_file[read.file] += byte_ranges(read.offset, read.saved, read.shared, itemsize, READ_GAP)
+    return {file: coalesce(ranges, READ_GAP) for file, ranges in sorted(by_file.items())}
 
 
 def load(client: SidecarClient, reads: Sequence[Read], windows: Windows) -> int:

@@ -129,7 +129,8 @@ class Checkpoint(SpecModel):
     """A save that has not committed by then is reported as stalled."""
     upload_bytes_per_second: int | None = Field(default=None, ge=1 << 20)
     """What one pod may send to an S3 store while it trains, so that saves leave room on a link that training needs,
-    too. Saves that training waits for (an order, the last one, whenBusy Wait) are not held up. Left out: no limit."""
+    too. Saves that training waits for (an order, the last one, whenBusy Wait) are not held up, nor are weights that do
+    not train. A change counts from the next attempt on. Left out: no limit."""
     accumulation_save: AccumulationSave = AccumulationSave.BOUNDARY
     """What a save in the middle of gradient accumulation holds. boundary: saves wait for the window's end; when pods
     must go sooner, the window's start is saved and the window runs again. reduced: the gradients so far, reduced; any
