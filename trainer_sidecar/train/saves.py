@@ -288,7 +288,8 @@ class Saves:
         patience = self._env.plan.checkpoint.save_timeout_seconds
         known = time.monotonic()
         while True:
-            reply = self._env.client.ask(m.AskSave(save_id=save.save_id, awaited=save.awaited), m.SaveReply)
+            told = save.awaited
+            reply = self._env.client.ask(m.AskSave(save_id=save.save_id, awaited=told), m.SaveReply)
             if reply.outcome in _CODES:
                 save.code, save.detail = _CODES[reply.outcome], reply.detail
                 if save.code is Code.FAILED and STORE_AWAY in save.detail:
@@ -304,11 +305,11 @@ class Saves:
                 self._give_up(save.save_id, save.detail)  # the other pods' sidecars let go of their parts
                 save.code = Code.FAILED
                 return
-            self._pause(save)
+            self._pause(save, told)
 
-    def _pause(self, save: InFlight) -> None:
-        """Before the next question: a look at the buffer costs a hundredth of one, here and in the sidecar."""
-        asks, told = time.monotonic() + _ASK_SECONDS, save.awaited
+    def _pause(self, save: InFlight, told: bool) -> None:
+        """Before the next question, unless there is news (`told`: that it is awaited): a look at the buffer costs a hundredth of one, here and in the sidecar."""
+        asks = time.monotonic() + _ASK_SECONDS
         while (now := time.monotonic()) < asks and save.awaited is told:
             shortest, longest = _LOOK_SECONDS
             time.sleep(min(longest, max(shortest, (now - save.began) / 50)))
