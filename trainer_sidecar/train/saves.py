@@ -308,7 +308,8 @@ class Saves:
             self._pause(save, told)
 
     def _pause(self, save: InFlight, told: bool) -> None:
-        """Before the next question, unless there is news (`told`: that it is awaited): a look at the buffer costs a hundredth of one, here and in the sidecar."""
+        """Before the next question: a look at the buffer costs a hundredth of one, here and in the sidecar. `told`:
+        whether it has been said that training waits; that it begins to is news."""
         asks = time.monotonic() + _ASK_SECONDS
         while (now := time.monotonic()) < asks and save.awaited is told:
             shortest, longest = _LOOK_SECONDS
