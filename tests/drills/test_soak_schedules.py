@@ -46,12 +46,12 @@ SAVES_OTHER_BYTES = """
 import trainer_sidecar.sidecar.part_upload as part_upload
 class Store:
     def __init__(self, inner): self.inner = inner
-    def create_large(self, key, view, *, hashes):
+    def create_large(self, key, view, *, parallel, hashes):
         hashes.complete()
         return self.inner.create_large(key, memoryview(bytes(len(view))))
 upload = part_upload.upload_shard
 import trainer_sidecar.sidecar.saves as saves
-saves.upload_shard = lambda maker, store, keys: upload(maker, Store(store), keys)
+saves.upload_shard = lambda maker, store, keys, threads: upload(maker, Store(store), keys, threads)
 import trainer_sidecar.sidecar.coordinator as coordinator
 coordinator.comparable = lambda *_: False
 """

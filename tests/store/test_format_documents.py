@@ -54,7 +54,7 @@ def test_a_manifest_of_a_newer_schema_is_refused_and_not_quarantined() -> None:
     fenced = fence(store)
     manifest = save(store, fenced, 1)
     key = KEYS.manifest(manifest.checkpoint_id)
-    newer = store.get(key).replace(b'"schema":1', b'"schema":2', 1)
+    newer = store.get(key).replace(b'"schema":2', b'"schema":3', 1)
     store.put(key, newer)
     import hashlib
 

@@ -206,9 +206,11 @@ class Saves:
 
         def told(error: str) -> None:
             with self._lock:
-                before = save.errors.pop(what, "")
-                if error:
+                before = save.errors.get(what, "")
+                if error:  # never gone in between: whoever reads the status sees a stalled save with its reason
                     save.errors[what] = error
+                else:
+                    save.errors.pop(what, None)
             if bool(before) != bool(error):
                 log.warning(
                     "save stalled" if error else "save goes on",
