@@ -207,7 +207,8 @@ class Saves:
         def told(error: str) -> None:
             with self._lock:
                 before = save.errors.get(what, "")
-                if error:  # never gone in between: whoever reads the status sees a stalled save with its reason
+                # Never gone in between: whoever reads the status sees a stalled save with its reason.
+                if error:
                     save.errors[what] = error
                 else:
                     save.errors.pop(what, None)
