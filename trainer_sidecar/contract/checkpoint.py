@@ -311,6 +311,11 @@ def leaf_hashes(data: memoryview | bytes | bytearray, leaf_size: int) -> bytes:
     return b"".join(hashlib.sha256(view[i : i + leaf_size]).digest() for i in range(0, len(view), leaf_size))
 
 
+def first_difference(found: bytes, wanted: bytes) -> int:
+    """Number of the first leaf whose digest is another one. Raises StopIteration when all are equal."""
+    return next(i for i in range(0, len(wanted), 32) if found[i : i + 32] != wanted[i : i + 32]) // 32
+
+
 def tree_root(size: int, leaves: bytes, leaf_size: int) -> str:
     """Root of a shard's hash tree: SHA-256("rtj-tree-1" | u64 size | u64 leaf size | leaf digests). 64 hex digits.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from tempfile import TemporaryFile
+from typing import NoReturn
 
 from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
@@ -69,7 +70,7 @@ class Source:
         for file in files:
             leaves = read_leaves(self._store, file)
             if isinstance(leaves, Problem):
-                raise bad_checkpoint(self._keys, self._point.checkpoint_id, leaves)
+                self._refuse(leaves)
             self._leaves[file.key] = self._spool.tell()
             self._spool.write(leaves)
         self._spool.flush()
@@ -139,7 +140,7 @@ class Source:
             self._refuse(problem)
         return data
 
-    def _refuse(self, problem: Problem) -> None:
+    def _refuse(self, problem: Problem) -> NoReturn:
         raise bad_checkpoint(self._keys, self._point.checkpoint_id, problem)
 
 

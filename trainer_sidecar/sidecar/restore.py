@@ -150,14 +150,12 @@ class Restore:
         ranges = ahead.needed(self.index, self.manifest, now, local, sizes)
 
         def read(file: int) -> None:
-            for piece in pieces(
-                ranges[file], _BYTES_AHEAD
-            ):  # ranks that ask meanwhile wait behind one of these
+            # Ranks that ask meanwhile wait behind one such piece.
+            for piece in pieces(ranges[file], _BYTES_AHEAD):
                 self._windows[file].fetch([piece], self._read_range, self._pool, ahead=True)
 
         with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="ahead") as files:
-            for done in files.map(read, sorted(ranges)):
-                assert done is None
+            list(files.map(read, sorted(ranges)))
 
     def slices(self, tensors: list[int] | None) -> Slices:
         """Slices of some tensors (all for None). Raises ValueError for an unknown tensor."""

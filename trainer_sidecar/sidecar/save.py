@@ -45,6 +45,11 @@ class Save:
     """Training waits for it, or it has ended: nothing holds it up any more."""
     ended: threading.Event = field(default_factory=threading.Event)
 
+    def end(self) -> None:
+        """Whoever works for it stops. First `ended`: what was held up wakes by `awaited`, and looks why."""
+        self.ended.set()
+        self.awaited.set()
+
     @property
     def save_id(self) -> str:
         return self.seal.save_id

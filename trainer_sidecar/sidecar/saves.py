@@ -76,8 +76,7 @@ class Saves:
             if old is None or old.epoch == plan.epoch:
                 return None
             self._current = None
-            old.ended.set()
-            old.awaited.set()
+            old.end()
             return old
 
     @property
@@ -301,8 +300,7 @@ class Saves:
             first = self._current is save
             if first:
                 self._current = None
-            save.ended.set()
-            save.awaited.set()
+            save.end()
             seals = dict(save.seals)
         for rank, seal in seals.items():
             free_buffer(RankStage(self._volume, rank), seal)

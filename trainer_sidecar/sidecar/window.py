@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from trainer_sidecar.contract.checkpoint import HashedBytes, leaf_hashes
+from trainer_sidecar.contract.checkpoint import HashedBytes, first_difference, leaf_hashes
 from trainer_sidecar.contract.restore_fault import Evidence
 from trainer_sidecar.store.base import TruncatedError
 
@@ -154,8 +154,8 @@ class Window:
             found_leaves, wanted = leaf_hashes(data, self._leaf_size), self._digests(run)
             if found_leaves == wanted:
                 return data
-            at = next(i for i in range(0, len(wanted), 32) if found_leaves[i : i + 32] != wanted[i : i + 32])
-            bad = run.start + at // 32
+            nth = first_difference(found_leaves, wanted)
+            bad, at = run.start + nth, nth * 32
             end = min((bad + 1) * self._leaf_size, self.size)
             expected = f"SHA-256 {wanted[at : at + 32].hex()}"
             expected += f" in leaf {bad} (bytes {bad * self._leaf_size} to {end})"

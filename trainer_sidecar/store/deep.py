@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from trainer_sidecar.contract.checkpoint import HashedBytes, ManifestFile, leaf_hashes
+from trainer_sidecar.contract.checkpoint import HashedBytes, ManifestFile, first_difference, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
@@ -116,11 +116,13 @@ def files_of(keys: RunKeys, manifest: ManifestFile) -> list[HashedFile]:
 def _groups(files: Iterable[HashedFile]) -> Iterator[list[HashedFile]]:
     """Files whose leaf digests are held together."""
     group: list[HashedFile] = []
+    held = 0
     for file in files:
-        if group and sum(f.hashed.leaves.size for f in (*group, file)) > _DIGESTS:
+        if group and held + file.hashed.leaves.size > _DIGESTS:
             yield group
-            group = []
+            group, held = [], 0
         group.append(file)
+        held += file.hashed.leaves.size
     if group:
         yield group
 
@@ -168,5 +170,5 @@ def look_piece(store: Store, piece: Piece) -> Problem | None:
         return Problem("bytes", piece.key, wish, "a shorter object")
     if found == piece.leaves:
         return None
-    leaf = next(i for i in range(0, len(found), 32) if found[i : i + 32] != piece.leaves[i : i + 32]) // 32
-    return Problem("bytes", piece.key, wish, f"other bytes in leaf {first + leaf}")
+    leaf = first + first_difference(found, piece.leaves)
+    return Problem("bytes", piece.key, wish, f"other bytes in leaf {leaf}")
