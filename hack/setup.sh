@@ -5,12 +5,20 @@
 #
 #   hack/setup.sh            everything
 #   hack/setup.sh python     only .venv (no root needed)
+#   hack/setup.sh environment NAME
+#                            .venv-NAME with what requirements/NAME.txt locks (torchtitan, peers): what cannot stand
+#                            beside the packages of .venv
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 venv=$root/.venv
 lock=requirements/dev.txt
+if [ "${1:-}" = environment ]; then
+    venv=$root/.venv-${2:?the name of an environment, as in requirements/NAME.txt}
+    lock=requirements/$2.txt
+    [ -e "$lock" ] || { printf 'setup: no environment %s: there is no %s\n' "$2" "$lock" >&2; exit 1; }
+fi
 uv_lock=requirements/uv.txt
 cache=${RTJ_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rtj}
 uv=$cache/uv/$(sha256sum "$uv_lock" | cut -c1-16)/uv
@@ -93,6 +101,15 @@ link_mode() {
 
 sync_python() { "$uv" pip sync --quiet --python "$venv/bin/python" --require-hashes "$@" "$lock"; }
 
+# An environment without hatchling holds no build of this project: it finds the checkout by its path.
+install_project() {
+    if [ "$lock" = requirements/dev.txt ]; then
+        "$uv" pip install --quiet --offline --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+    else
+        printf '%s\n' "$root" "$root/operator" > "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/project.pth"
+    fi
+}
+
 install_python() {
     local python
     # uv is a link into the cache, which may have been cleared.
@@ -100,7 +117,7 @@ install_python() {
     rm -f "$stamp"
     if ! "$venv/bin/python" -c '' 2>/dev/null; then
         python=$(find_python)
-        say "making .venv with $("$python" --version)"
+        say "making ${venv##*/} with $("$python" --version)"
         "$python" -m venv --clear "$venv"
     fi
     install_uv
@@ -108,7 +125,7 @@ install_python() {
     say "installing $(grep -c '^[a-z].*==' "$lock") locked packages"
     # The lock's hashes name the same files in the cache as in the index, and the cache asks nobody.
     sync_python --offline 2>/dev/null || sync_python
-    "$uv" pip install --quiet --offline --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+    install_project
     ln -sfn "$uv" "$venv/bin/uv"
     fingerprint > "$stamp"
 }
@@ -117,6 +134,6 @@ exec 9<"$root"   # one setup at a time in one checkout
 if command -v flock >/dev/null; then flock 9; fi
 case ${1:-all} in
     all) install_packages; install_python ;;
-    python) install_python ;;
-    *) die "unknown part '$1': say nothing, or 'python'" ;;
+    python | environment) install_python ;;
+    *) die "unknown part '$1': say nothing, 'python', or 'environment NAME'" ;;
 esac
