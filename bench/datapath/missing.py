@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 
 from figures import NotMeasured
 
-_PEERS = {
-    "s3torchconnector": ("save and restore ÷ s3torchconnector", 1.0),
-    "s3fs": ("save ÷ DCP with fsspec", 1.0),
-    "torchsnapshot": ("save ÷ torchsnapshot", 1.0),
-}
-
 
 def rows(*, quick: bool) -> Iterator[NotMeasured]:
     """In the order of the table."""
-    for package, (name, target) in _PEERS.items():
-        if importlib.util.find_spec(package) is None:
-            yield NotMeasured(f"datapath: {name}", f"{package} is not installed here", target)
     import torch
 
     if not torch.cuda.is_available():

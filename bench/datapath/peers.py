@@ -1,4 +1,4 @@
-"""What else writes a checkpoint, as far as it is installed here: to memory, and then the files to the store.
+"""What else writes a checkpoint, and is installed beside us: to memory, and then the files to the store.
 
 None of them hashes what it reads back, commits conditionally, or survives a rank that dies in between.
 """

@@ -22,6 +22,7 @@ import raw
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from peer_process import PackagePeers
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -241,10 +242,17 @@ def together(rank: Rank) -> None:
 
 def against_peers(rank: Rank) -> None:
     """By turns: a save, and what others do until the same bytes are in the store, unhashed by their readers."""
+    with PackagePeers(rank.store, size=TASK["bytes"], tensors=TASK["tensors"]) as packages:
+        _against_peers(rank, packages)
+
+
+def _against_peers(rank: Rank, packages: PackagePeers) -> None:
     kinds = {name: make(rank.model, SCRATCH) for name, make in peers.KINDS.items()}
+    for name in packages.SAVES:
+        packages.save_seconds(name)  # imports and connections
     for number in range(TASK["rounds"]):
         save = rank.save()
-        times = {}
+        times = {name: packages.save_seconds(name) for name in packages.SAVES}
         for name, write in kinds.items():
             folder = SCRATCH / name
             shutil.rmtree(folder, ignore_errors=True)

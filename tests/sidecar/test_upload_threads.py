@@ -91,6 +91,17 @@ def test_a_limit_spreads_what_is_sent_and_the_first_part_goes_at_once() -> None:
     assert 0.4 <= time.monotonic() - began < 30
 
 
+def test_another_limit_does_not_wait_for_what_was_let_go_at_the_old_one() -> None:
+    pace, began = UploadPace(), time.monotonic()
+    pace.limit(1)
+    pace.take(10**6, save())
+    pace.limit(1)
+    assert pace._free > began + 10**5, "the same limit of another plan: what was booked stays booked"
+    pace.limit(10**9)
+    pace.take(10**6, save())
+    assert time.monotonic() - began < 30
+
+
 def test_what_training_waits_for_is_let_go_and_an_end_stops_what_waits() -> None:
     pace = UploadPace()
     pace.limit(1)

@@ -21,8 +21,10 @@ class UploadPace:
         """When everything that was let go has been sent, at this rate."""
 
     def limit(self, rate: int | None) -> None:
-        """Bytes per second; None: no limit."""
+        """Bytes per second; None: no limit. What was let go at another rate is not waited for."""
         with self._lock:
+            if rate != self._rate:
+                self._free = 0.0
             self._rate = rate
 
     @property
