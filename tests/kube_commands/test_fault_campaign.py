@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ from trainer_sidecar.faultdrills.campaign import run
 from trainer_sidecar.faultdrills.catalogue import Drill
 from trainer_sidecar.faultdrills.outcome import Check, Loss, Seen, Verdict
 from trainer_sidecar.faultdrills.stage import NoOperatorError, Stage
+from trainer_sidecar.kube_commands.drill import sigterm_interrupts
 from trainer_sidecar.store.memory import MemoryStore
 
 GOOD = Seen(
@@ -53,3 +57,24 @@ def test_a_campaign_that_is_broken_off_reports_what_it_has(error: BaseException,
     if isinstance(error, NoOperatorError):
         with pytest.raises(NoOperatorError):  # nothing is known yet: an error and no report
             run(drills[1:], place, store, rpo_seconds=None, rto_seconds=None, say=said.append)
+
+
+def test_a_campaign_that_gets_a_sigterm_reports_what_it_has() -> None:
+    def waits(stage: Stage) -> Seen:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+        raise AssertionError("nothing interrupted the drill")
+
+    drills = [
+        Drill("D1", "d1", "Some", "nothing", "nothing", lambda stage: GOOD),
+        Drill("D2", "d2", "Some", "nothing", "nothing", waits),
+    ]
+    place: Any = SimpleNamespace(name="scratch", cluster=SimpleNamespace(host="https://10.0.0.1"))
+    before = signal.getsignal(signal.SIGTERM)
+    with sigterm_interrupts():
+        done = run(
+            drills, place, MemoryStore("memory://x"), rpo_seconds=None, rto_seconds=None, say=lambda _: None
+        )
+    assert [d.verdict for d in done.drills] == [Verdict.PASSED, Verdict.NOT_RUN]
+    assert done.drills[1].reasons == ["the campaign was broken off in D2: interrupted"]
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -8,7 +8,10 @@ measures, and takes everything away. Outside that namespace it touches a node's 
 
 import argparse
 import base64
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,16 +146,31 @@ def _faults(args: argparse.Namespace) -> int:
     )
     tell(f"namespace {scratch.name}, store {store.url}, {len(drills)} drills")
     try:
-        scratch.make()
-        done = campaign.run(
-            drills, scratch, store, rpo_seconds=args.rpo_seconds, rto_seconds=args.rto_seconds, say=print
-        )
+        with sigterm_interrupts():
+            scratch.make()
+            done = campaign.run(
+                drills, scratch, store, rpo_seconds=args.rpo_seconds, rto_seconds=args.rto_seconds, say=print
+            )
     finally:
         store.close()
         if not args.keep:
             _take_away(scratch)
     _write(done, args.to)
     return 0 if done.passed else 1
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """A SIGTERM is what Ctrl-C is: the report tells what was seen until then, and nothing is left behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _take_away(scratch: "Scratch") -> None:
