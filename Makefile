@@ -74,7 +74,7 @@ drills-cluster: setup ## The fault drills D1 to D10 on the local cluster (ARGS="
 .PHONY: dist
 dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
 	$(BIN)/hatchling build -d dist -t sdist -t wheel
-	for image in operator sidecar; do \
+	for image in operator sidecar trainer; do \
 	  $(PYTHON) -m hack.release.sbom requirements/$$image.txt --name rtj-$$image > dist/rtj-$$image.cdx.json || exit 1; done
 
 .PHONY: clean

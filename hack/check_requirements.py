@@ -22,7 +22,11 @@ PIN = re.compile(
     r"^(?P<name>[\w.-]+)(\[[^]]*\])?==(?P<version>[^\s;\\]+)(?P<rest>(.*\\\n)*.*)$", re.MULTILINE
 )
 
-IMAGES = ("operator.txt", "sidecar.txt")  # these pin what the tests ran with; the others have environments of their own
+IMAGES = (
+    "operator.txt",
+    "sidecar.txt",
+    "trainer.txt",
+)  # these pin what the tests ran with; the others have environments of their own
 
 Pins = dict[str, set[str]]
 
@@ -51,6 +55,7 @@ def direct_dependencies(project: dict[str, Any]) -> dict[str, list[str]]:
     extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
     return {
         "sidecar.txt": base,
+        "trainer.txt": base + extras["train"],
         "operator.txt": base + extras["operator"],
         "dev.txt": base + extras["operator"] + extras["train"] + group(project, "dev"),
         "peers.txt": group(project, "peers"),

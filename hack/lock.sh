@@ -20,3 +20,4 @@ compile torchtitan.txt pyproject.toml --extra train --group torchtitan
 unset UPGRADE   # the images get exactly the versions that the tests ran with
 compile operator.txt pyproject.toml --extra operator --constraints requirements/dev.txt --no-annotate
 compile sidecar.txt pyproject.toml --constraints requirements/dev.txt --no-annotate
+compile trainer.txt pyproject.toml --extra train --constraints requirements/dev.txt --no-annotate

@@ -2,7 +2,8 @@
 
     python -m hack.release.sbom requirements/operator.txt --name rtj-operator --installed > sbom.json
 
-`--installed` is for the build of an image: it proves that the environment holds the lock's pins and nothing else. Same
+`--installed` is for the build of an image: it proves that the environment holds the lock's pins and nothing else, but for
+what `--beside` names (it is listed, too); `--among-others` leaves out of account what an image's base brought. Same
 inputs give the same bytes: no time, no serial number. Standard library only, since it runs inside that build.
 """
 
@@ -32,7 +33,7 @@ class Pin:
     version: str
     hashes: tuple[str, ...]
     marker: str
-    """Where it is installed (PEP 508); empty: everywhere. Locks of images have none."""
+    """Where it is installed (PEP 508); empty: everywhere. Of the images' locks only the trainer's has some."""
 
 
 def canonical(name: str) -> str:
@@ -61,6 +62,11 @@ def differences(wanted: list[Pin], installed: dict[str, str]) -> list[str]:
         for name in sorted(versions.keys() | installed.keys())
         if versions.get(name) != installed.get(name)
     ]
+
+
+def here(wanted: list[Pin], installed: dict[str, str]) -> list[Pin]:
+    """The pins that concern this environment: those without a marker, and of the others those that are installed."""
+    return [pin for pin in wanted if not pin.marker or installed.get(pin.name) == pin.version]
 
 
 def document(name: str, wanted: list[Pin]) -> dict[str, Any]:
@@ -94,7 +100,8 @@ def _component(pin: Pin) -> dict[str, Any]:
         "purl": url,
         "licenses": _licences(licence_of(pin.name)),
         # Of a release's files, one of which is installed: the platform decides which.
-        "properties": [{"name": "rtj:lock:sha256", "value": value} for value in pin.hashes],
+        "properties": [{"name": "rtj:lock:sha256", "value": value} for value in pin.hashes]
+        + ([{"name": "rtj:lock:marker", "value": pin.marker}] if pin.marker else []),
     }
 
 
@@ -114,11 +121,24 @@ def main() -> int:
     parser.add_argument(
         "--installed", action="store_true", help="fail unless exactly the pins are installed here"
     )
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="may be installed though no pin names it",
+    )
+    parser.add_argument("--among-others", action="store_true", help="ignore what no pin names")
     options = parser.parse_args()
     wanted = pins(options.lock.read_text(encoding="utf-8"))
     if options.installed:
-        here = {canonical(d.metadata["Name"]): d.version for d in distributions()}
-        if found := differences(wanted, here):
+        installed = {canonical(d.metadata["Name"]): d.version for d in distributions()}
+        wanted = here(wanted, installed)
+        wanted += [Pin(name, installed[name], (), "") for name in options.beside if name in installed]
+        named = {pin.name for pin in wanted}
+        if options.among_others:
+            installed = {name: version for name, version in installed.items() if name in named}
+        if found := differences(wanted, installed):
             print("\n".join(found), file=sys.stderr)
             return 1
     print(json.dumps(document(options.name, wanted), indent=1))
