@@ -89,7 +89,7 @@ install_uv() {
 
 # A virtual environment that was moved or whose interpreter has gone is made again.
 fingerprint() {
-    { cat "$uv_lock" "$lock" pyproject.toml hack/setup.sh; printf '%s\n' "$venv"; readlink -f "$venv/bin/python"; } | sha256sum | cut -d' ' -f1
+    { cat "$uv_lock" "$lock" pyproject.toml hatch_build.py trainer_sidecar/train/mix.c hack/setup.sh; printf '%s\n' "$venv"; readlink -f "$venv/bin/python"; } | sha256sum | cut -d' ' -f1
 }
 
 # Hard links make 5 GB of wheels an installation of seconds; across file systems they cannot be had.

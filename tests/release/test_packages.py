@@ -56,7 +56,9 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_module_of_both_packages_with_types_and_licence(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert wheel.name == f"resumable_training-{__version__}-py3-none-any.whl"
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name == f"resumable_training-{__version__}-py3-none-{platform}.whl"
+    assert "trainer_sidecar/train/libmix.so" in names
     for package in (ROOT / "trainer_sidecar", ROOT / "operator" / "rtj_operator"):
         wanted = {str(path.relative_to(package.parent)) for path in package.rglob("*.py")}
         assert wanted - names == set()
@@ -65,6 +67,16 @@ def test_the_wheel_holds_every_module_of_both_packages_with_types_and_licence(wh
     assert {name.split("/")[0] for name in names} == {
         "trainer_sidecar", "rtj_operator", f"resumable_training-{__version__}.dist-info",
     }  # fmt: skip
+
+
+def test_without_a_compiler_the_wheel_is_one_of_pure_python(
+    sdist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("tar", "-xzf", sdist, "-C", tmp_path)
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    built = hatchling(tmp_path / "out", "-t", "wheel", cwd=tmp_path / sdist.name.removesuffix(".tar.gz"))
+    assert built.name == f"resumable_training-{__version__}-py3-none-any.whl"
+    assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith((".so", ".pyd"))]
 
 
 def test_the_launcher_runs_without_any_dependency(clean: Path) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trainer_sidecar.train import digest
+from trainer_sidecar.train import digest, native
 from trainer_sidecar.train.boxes import Box, whole
 from trainer_sidecar.train.layout import Layout, Placement, shard_boxes
+
+
+@pytest.fixture(autouse=True, params=["compiled", "numpy"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with the compiled loop and without it."""
+    found = native.load() if request.param == "compiled" else None
+    if request.param == "compiled":
+        assert found is not None, "setup compiles it: hatch_build.py"
+    monkeypatch.setattr(digest, "_native", lambda: found)
 
 
 def data(shape: tuple[int, ...], dtype: str = "<f4") -> np.ndarray:
@@ -74,3 +84,41 @@ def test_the_digest_is_the_released_one() -> None:
 
 def test_no_elements_add_nothing() -> None:
     assert digest.box_digest("w", "x", (0, 4), Box((0, 0), (0, 4)), np.empty(0, np.uint8)) == 0
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        ((70_001,), whole((70_001,))),
+        ((300, 40), Box((17, 3), (211, 5))),
+        ((5, 900), Box((1, 100), (3, 700))),
+        ((2**20, 2**22, 3), Box((2**20 - 2, 5, 0), (2, 7, 3))),  # indices beyond 2^44
+        ((0, 3), whole((0, 3))),
+    ],
+)
+def test_the_compiled_loop_gives_what_numpy_gives(
+    shape: tuple[int, ...], place: Box, itemsize: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.random.default_rng(itemsize).integers(0, 256, size=(*place.size, itemsize), dtype=np.uint8)
+    found = []
+    for loop in (native.load(), None):
+        monkeypatch.setattr(digest, "_native", lambda loop=loop: loop)
+        found.append(digest.box_digest("w", "x", shape, place, array))
+    assert found[0] == found[1]
+
+
+def test_a_library_that_cannot_be_used_is_told_and_one_that_computes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert native.load(tmp_path / "none.so") is None
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"of another machine")
+    assert native.load(broken) is None
+    assert "digests take longer" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "load", lambda: lambda *_: 5)
+    digest._native.cache_clear()
+    with pytest.raises(RuntimeError, match="build the package anew"):
+        digest._native()
+    digest._native.cache_clear()
