@@ -226,7 +226,7 @@ def test_the_sample_of_the_page_goes_on_from_its_newest_commit_and_stops_on_orde
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs" / "own-folder.md").read_text()
-    framework, sample = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    framework, sample = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
     (tmp_path / "framework.py").write_text(framework)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -139,17 +140,22 @@ def digest_of(files: Sequence[FoundFile]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
-def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str]) -> None:
-    """Take away what an earlier restore has put into `folder`, and note what this one will.
+def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str], folders: Sequence[str] = ()) -> None:
+    """Take away what an earlier restore has put into `folder`, and note what this one will: files by their `paths`, and
+    `folders` directly below, whatever comes to lie in them.
 
     Raises FolderRefused when anything else is there: a framework could take it for a part of the checkpoint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / MARKER
-    for path in _noted(marker):
+    for path in _noted(marker, "files"):
         check_path(path)
         (folder / path).unlink(missing_ok=True)
         _remove_empty(folder, path)
+    for name in _noted(marker, "folders"):
+        check_path(name)
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
     temporary = folder / _MARKERS[1]
     temporary.unlink(missing_ok=True)  # a restore was killed between writing and renaming it
     left = sorted(name for name in os.listdir(folder) if name != MARKER)
@@ -158,17 +164,18 @@ def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str]) -> None:
             f"{folder} has {left[0]!r} in it, which no restore has put there: give restore_folder a folder of its own, "
             "one that the framework does not write into"
         )
-    temporary.write_text(json.dumps({"checkpoint": checkpoint_id, "files": sorted(paths)}))
+    noted = {"checkpoint": checkpoint_id, "files": sorted(paths), "folders": sorted(folders)}
+    temporary.write_text(json.dumps(noted))
     temporary.replace(marker)
 
 
-def _noted(marker: Path) -> list[str]:
+def _noted(marker: Path, what: str) -> list[str]:
     try:
         document = json.loads(marker.read_text())
-        return [str(path) for path in document["files"]]
+        return [str(path) for path in document.get(what, [])]
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise FolderRefused(f"{marker} cannot be read ({error}): remove the folder and try again") from error
 
 

@@ -1,7 +1,8 @@
 """From a committed checkpoint back to the files of a framework's folder: proven by the sidecar, written in pieces.
 
 On the mesh that saved, a rank gets the files of its own folder. On another one they mean nothing to the framework
-before its converter has run: then nothing is restored, unless the script asks for the files of all ranks.
+before its converter has run: then nothing is restored, unless the script gives that converter as a named migration, or
+asks for the files of all ranks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import FolderRefused, ResumeRefused, SidecarRefused
 from trainer_sidecar.train.folder_files import KeptFile, make_ready, told
+from trainer_sidecar.train.folder_migration import SOURCE, Converter, Migrated, Migration, chosen, migrate
 from trainer_sidecar.train.folder_sharing import dealt, key_of, meet
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 
@@ -42,7 +44,11 @@ class RestoredFolder:
     samples: int
     folders: dict[int, Path]
     """Where the files of each saved folder are, by the first of the ranks that had it: with `all_ranks` one folder
-    `rank-<rank:05d>` for each, else all in the folder itself."""
+    `rank-<rank:05d>` for each, else all in the folder itself; after a migration in what it has written."""
+    path: Path
+    """What the framework loads: the restored folder, or what a migration has written."""
+    migration: str = ""
+    """Name of the migration that was run; empty: the files are as they were saved."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,9 @@ class FolderRestorer:
     folder: Path
     all_ranks: bool
     shared: bool
+    migrations: Mapping[str, Converter] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    _migration: Migration | None = None
 
     def restore(self, point: RestorePoint) -> FolderResumed:
         """Raises ResumeRefused when the checkpoint does not fit, cannot be read, or the folder is not its own;
@@ -89,17 +97,34 @@ class FolderRestorer:
             slices = self.env.client.ask(m.AskSlices(), m.SlicesReply).slices
             files = kept_files(opened, slices)
             fetched = self._put(opened, kept, files)
+            migrated = self._migrate(kept)
         except (SidecarRefused, FolderRefused) as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
         self.env.client.tell(m.CloseRestore(rank=self.env.rank))
         progress = opened.manifest.progress
         self.seconds["total"] = round(time.monotonic() - begin, 4)
-        folders = {leader: self._below(leader) for leader in sorted(set(kept.leaders))}
-        if not self.all_ranks:
-            mine = {kept.leaders[r] for r in self._sharing.members(self.env.rank)}
-            folders = {leader: at for leader, at in folders.items() if leader in mine}
-        restored = RestoredFolder(point.checkpoint_id, progress.step, progress.samples, folders)
-        return FolderResumed(restored, opened, self._report(opened, len(files), fetched))
+        path, name = self.folder, ""
+        if self._migration is not None:
+            name = self._migration.name
+            path = self.folder / name
+        restored = RestoredFolder(
+            point.checkpoint_id, progress.step, progress.samples, self._folders(kept, path), path, name
+        )
+        return FolderResumed(restored, opened, self._report(opened, len(files), fetched, migrated))
+
+    def _folders(self, kept: OwnFolders, path: Path) -> dict[int, Path]:
+        leaders = sorted(set(kept.leaders))
+        if self.all_ranks:
+            return {leader: self._below(leader) for leader in leaders}
+        if self._migration is not None:
+            return dict.fromkeys(leaders, path)
+        mine = {kept.leaders[r] for r in self._sharing.members(self.env.rank)}
+        return {leader: path for leader in leaders if leader in mine}
+
+    @property
+    def _whole(self) -> bool:
+        """Every folder gets the files of all ranks."""
+        return self.all_ranks or self._migration is not None
 
     def _timed(self, phase: str, action: Callable[[], _T]) -> _T:
         begin = time.monotonic()
@@ -126,11 +151,14 @@ class FolderRestorer:
         )
         found = [str(d) for d in changed if d.stops]
         before, now = manifest.topology.mesh, plan.topology.mesh
-        if before != now and not self.all_ranks:
+        if before != now and self.migrations:
+            self._migration = chosen(self.migrations, before, now)
+        elif before != now and not self.all_ranks:
             found.append(
                 f"mesh: the folders of checkpoint {manifest.checkpoint_id} were written on {before}, this attempt has "
                 f"{now}, and only the framework's own converter can make one of the other: resume on {before}, or let "
-                "the script ask for restore_folder(…, all_ranks=True) and run the converter"
+                "the script give that converter by its name, restore_folder(…, migrations={'deepspeed-universal': "
+                "convert}), or ask for restore_folder(…, all_ranks=True) and run it itself"
             )
         if found:
             raise ResumeRefused(found)
@@ -140,7 +168,7 @@ class FolderRestorer:
         return kept
 
     def _below(self, leader: int) -> Path:
-        return self.folder / f"rank-{leader:05d}" if self.all_ranks else self.folder
+        return self.folder / f"rank-{leader:05d}" if self._whole else self.folder
 
     def _put(self, opened: m.RestoreOpened, kept: OwnFolders, files: list[KeptFile]) -> int:
         """Fetch and write this rank's share of the files; returns the bytes read from the store."""
@@ -151,7 +179,8 @@ class FolderRestorer:
         def prepare() -> tuple[str, str]:
             wanted.update(self._wanted(kept, files, members))
             if members[0] == self.env.rank:  # it empties the folder of what an earlier restore has put there
-                make_ready(self.folder, opened.manifest.checkpoint_id, list(wanted))
+                written = [SOURCE, self._migration.name] if self._migration else []
+                make_ready(self.folder, opened.manifest.checkpoint_id, list(wanted), written)
             return str(self.env.rank), ""
 
         meet(self.agreement, prepare)
@@ -163,19 +192,35 @@ class FolderRestorer:
         self.agreement.barrier()  # the folder is whole on every rank that has it
         return fetched
 
+    def _migrate(self, kept: OwnFolders) -> Migrated | None:
+        """Run the migration, if there is one, by the first rank of each folder; the others wait. None on those."""
+        migration, done = self._migration, list[Migrated]()
+        if migration is None:
+            return None
+
+        def convert() -> tuple[str, str]:
+            if self._sharing.members(self.env.rank)[0] == self.env.rank:
+                log.warning("%s runs", migration)
+                folders = [self._below(leader) for leader in sorted(set(kept.leaders))]
+                done.append(migrate(migration, self.folder, [at for at in folders if at.exists()]))
+            return str(self.env.rank), ""
+
+        self._timed("migrate", lambda: meet(self.agreement, convert))
+        return done[0] if done else None
+
     def _look(self) -> tuple[str, str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         return key_of(self.env, self.folder, shared=self.shared), ""
 
     def _wanted(self, kept: OwnFolders, files: list[KeptFile], members: list[int]) -> dict[str, KeptFile]:
         """Files for the folder of `members`, by their path in it. Raises FolderRefused for two of one path."""
-        leaders = set(kept.leaders) if self.all_ranks else {kept.leaders[rank] for rank in members}
+        leaders = set(kept.leaders) if self._whole else {kept.leaders[rank] for rank in members}
         wanted: dict[str, KeptFile] = {}
         for file in files:
             leader = kept.leaders[file.rank]
             if leader not in leaders:
                 continue
-            path = f"rank-{leader:05d}/{file.path}" if self.all_ranks else file.path
+            path = f"rank-{leader:05d}/{file.path}" if self._whole else file.path
             if (other := wanted.setdefault(path, file)) is not file:
                 raise FolderRefused(
                     f"rank {other.rank} and rank {file.rank} each have a {path!r} of their own, and {self.folder} is "
@@ -205,10 +250,19 @@ class FolderRestorer:
             os.close(fd)
         return fetched
 
-    def _report(self, opened: m.RestoreOpened, files: int, fetched: int) -> ResumeReport:
+    def _report(
+        self, opened: m.RestoreOpened, files: int, fetched: int, migrated: Migrated | None
+    ) -> ResumeReport:
         plan, manifest = self.env.plan, opened.manifest
         (fetched,) = self.agreement.sum_exact([fetched])
-        derived = []
+        derived, checks = list[str](), list[Check]()
+        if migrated is not None and self._migration is not None:
+            derived = [
+                f"{self._migration}: {files} files were made {migrated.files} files of {migrated.bytes} bytes in "
+                f"{migrated.seconds:.1f} s"
+            ]
+            name = self._migration.name
+            checks = [Check(name="migration", passed=True, expected=name, found=name, detail=derived[0])]
         if self.all_ranks:
             derived = [
                 f"files of all {manifest.topology.mesh.world_size} ranks ({manifest.topology.mesh}) were handed out "
@@ -229,6 +283,7 @@ class FolderRestorer:
                     found=files,
                     detail="each byte by its hash leaf",
                 ),
+                *checks,
                 *(d.check() for d in self._changed),
             ],
             resharded=manifest.topology.mesh != plan.topology.mesh,

@@ -24,6 +24,7 @@ from trainer_sidecar.contract.journal import RestorePoint, SaveReason
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import WhenBusy
 from trainer_sidecar.contract.report import ResumeReport
+from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.train import environment, refusal
 from trainer_sidecar.train.agreement import Agreement, Values
 from trainer_sidecar.train.cursor import Cursor
@@ -32,6 +33,7 @@ from trainer_sidecar.train.errors import FolderRefused, SaveFailed, TrainingLibr
 from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.fingerprints import same_on_all, with_declared
 from trainer_sidecar.train.folder_files import FoundFile, digest_of, found_files
+from trainer_sidecar.train.folder_migration import Converter, check_names
 from trainer_sidecar.train.folder_restore import FolderRestorer, RestoredFolder
 from trainer_sidecar.train.folder_sharing import STALE_SECONDS, Sharing, dealt, key_of, meet
 from trainer_sidecar.train.folder_staging import FolderStager, as_tensors
@@ -113,6 +115,11 @@ class FolderSession(EndTold):
         return self._env.rank
 
     @property
+    def topology(self) -> Topology:
+        """Of this attempt: `mesh.dp`, `mesh.zero`, …, `batch.micro_batch_size`, `batch.accumulation`, …"""
+        return self._env.plan.topology
+
+    @property
     def step(self) -> int:
         """The newest step that is known here."""
         return self._cursor.step
@@ -123,22 +130,36 @@ class FolderSession(EndTold):
         return self._ordered and self._newest == self.step
 
     def restore_folder(
-        self, folder: str | Path, *, all_ranks: bool = False, shared: bool = False
+        self,
+        folder: str | Path,
+        *,
+        migrations: Mapping[str, Converter] | None = None,
+        all_ranks: bool = False,
+        shared: bool = False,
     ) -> RestoredFolder | None:
         """Put the files of the restore point into `folder`, each byte proven; None when there is none. On all ranks.
 
         `folder` is empty, or was filled by an earlier restore, and is not one that the framework writes into. Ranks of
-        a pod may have one folder; `shared`: all ranks of all pods have. On another mesh than that of the save,
-        `all_ranks` gives every pod the files of all ranks, for the framework's converter. Raises ResumeRefused with
-        every difference named, FolderUnusable where the folder cannot be written (no space).
+        a pod may have one folder; `shared`: all ranks of all pods have. On another mesh than that of the save, the one
+        of `migrations` (name: `convert(source, target)`) is run by one rank of each folder, from a folder with the
+        files of all ranks into an empty one, the result's `path`; `all_ranks` only gives every pod the files of all
+        ranks. Raises ResumeRefused with every difference named, FolderUnusable where the folder cannot be written (no
+        space), ValueError for both, and for a name that cannot be a migration's.
         """
+        migrations = dict(migrations or {})
+        check_names(migrations)
+        if migrations and all_ranks:
+            raise ValueError(
+                "restore_folder takes migrations, which it runs itself, or all_ranks, for a script that "
+                "converts: give one of them"
+            )
         at = Path(folder).absolute()
         self._restored_into = at.resolve()
         point = self.restore_point
         if point is None:
             return None
         maker = FolderRestorer(
-            self._env, self._agreement, self._fingerprints, self._accept, at, all_ranks, shared
+            self._env, self._agreement, self._fingerprints, self._accept, at, all_ranks, shared, migrations
         )
         found = maker.restore(point)
         self._cursor.restore(found.opened.manifest.progress)

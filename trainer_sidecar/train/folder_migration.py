@@ -1,0 +1,126 @@
+"""A named migration: the framework's own converter, run once over the restored files of all ranks, for another mesh.
+
+The plan's mesh was admitted by the compatibility matrix before any rank started. What is decided here is who converts,
+where to, and that a conversion that fails is a refused resume on all ranks, never a start from scratch.
+"""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_sidecar.contract.topology import Mesh
+from trainer_sidecar.train.errors import FolderRefused
+from trainer_sidecar.train.folder_files import found_files
+
+Converter = Callable[[Path, Path], object]
+"""From a folder with the files of all ranks, as the framework wrote them, into an empty one."""
+SOURCE = "all-ranks"
+"""Folder below the restored one that a converter reads; gone after a conversion that went well."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A migration of one restore: its name, for folder and report, and what converts."""
+
+    name: str
+    convert: Converter
+    before: Mesh
+    now: Mesh
+
+    def __str__(self) -> str:
+        return f"migration {self.name!r} from {self.before} to {self.now}"
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """What a conversion has left: where, how many files and bytes, and how long it took."""
+
+    folder: Path
+    files: int
+    bytes: int
+    seconds: float
+
+
+def check_names(migrations: Mapping[str, Converter]) -> None:
+    """Raises ValueError for a name that is no good name of a folder."""
+    for name in migrations:
+        if not _NAME.fullmatch(name) or name == SOURCE or name.startswith("rank-"):
+            raise ValueError(
+                f"{name!r} cannot name a migration: lower-case letters, digits, '-' and '.' (at most 63), not "
+                f"{SOURCE!r} and not rank-…; for example 'deepspeed-universal'"
+            )
+
+
+def chosen(migrations: Mapping[str, Converter], before: Mesh, now: Mesh) -> Migration:
+    """The migration of a script that offers some. Raises FolderRefused when it is not one alone."""
+    if len(migrations) != 1:
+        raise FolderRefused(
+            f"the script offers {len(migrations)} migrations ({', '.join(sorted(migrations))}) from {before} to {now}, "
+            "and nothing says which one is meant: give restore_folder the one for this change of mesh"
+        )
+    ((name, convert),) = migrations.items()
+    return Migration(name, convert, before, now)
+
+
+def migrate(migration: Migration, folder: Path, folders: Sequence[Path]) -> Migrated:
+    """Convert what lies in `folders` into `folder/<name>`; by one rank of those that have `folder`.
+
+    The input is removed after a conversion that went well. Raises FolderRefused with what the converter has said;
+    OSError where there is no space.
+    """
+    begin = time.monotonic()
+    source, target = folder / SOURCE, folder / migration.name
+    _join(folders, source)
+    target.mkdir()
+    try:
+        migration.convert(source, target)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            raise
+        raise FolderRefused(
+            f"{migration} failed: {type(error).__name__}: {error}; its input lies in {source}: repair the converter "
+            f"and start again, or resume on {migration.before}"
+        ) from error
+    files = found_files(target)
+    if not files:
+        raise FolderRefused(
+            f"{migration} wrote no file into {target}: the converter gets (source, target) and writes into the second"
+        )
+    for spent in (source, *folders):
+        shutil.rmtree(spent)
+    return Migrated(target, len(files), sum(file.size for file in files), time.monotonic() - begin)
+
+
+def _join(folders: Sequence[Path], target: Path) -> None:
+    """One folder with the files of all. Raises FolderRefused for two of one path that are not the same."""
+    target.mkdir()
+    for folder in folders:
+        for file in found_files(folder):
+            one, other = folder / file.path, target / file.path
+            other.parent.mkdir(parents=True, exist_ok=True)
+            if not other.exists():
+                _link(one, other)
+            elif not filecmp.cmp(one, other, shallow=False):
+                raise FolderRefused(
+                    f"{file.path!r} of {folder.name} is another file than that of the ranks before it: a converter "
+                    "needs one folder with the files of all; use restore_folder(…, all_ranks=True) and join them there"
+                )
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise
+        shutil.copyfile(source, target)  # a file system without hard links
