@@ -58,8 +58,9 @@ cluster-down: ## Stop the local cluster and remove what it left
 	@$(or $(wildcard $(PYTHON)),python3) hack/cluster down
 
 .PHONY: demo bench soak soak-cluster drills-cluster
-demo: setup ## Lose a node, shrink, resume and prove it, on a local cluster
-	@$(PYTHON) hack/demo $(ARGS)
+demo: $(if $(CONTEXT),venv,setup) ## Lose a node, shrink, resume and prove it, on a local cluster (or yours: CONTEXT=name STORE=s3://...)
+	@$(PYTHON) hack/demo $(if $(CONTEXT),--context '$(CONTEXT)') $(if $(STORE),--store '$(STORE)') \
+	  $(if $(REGISTRY),--registry '$(REGISTRY)') $(ARGS)
 bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="scale relaunch --kills 20")
 	@$(PYTHON) bench $(ARGS)
 soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")
@@ -71,6 +72,15 @@ soak-cluster: setup ## API server and store away for five minutes each, then hal
 drills-cluster: setup ## The fault drills D1 to D10 on the local cluster (ARGS="D3 D9"); report in drills-out/
 	@$(PYTHON) hack/fault_drills.py $(ARGS)
 
+.PHONY: docs docs-serve audit
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: venv ## Build the documentation as a site into site/; a link or anchor to nowhere is an error
+	$(BIN)/mkdocs build --strict
+docs-serve: venv ## Show the documentation on http://127.0.0.1:8000 while you write it
+	$(BIN)/mkdocs serve
+audit: venv ## Ask PyPI for known vulnerabilities of all locked versions (needs a network)
+	@$(PYTHON) hack/audit.py $(ARGS)
+
 .PHONY: dist
 dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
 	$(BIN)/hatchling build -d dist -t sdist -t wheel
@@ -79,5 +89,5 @@ dist: venv ## Build wheel, sdist and the images' bills of materials into dist/
 
 .PHONY: clean
 clean: cluster-down ## Stop the cluster and remove what tools and runs have written
-	rm -rf build dist demo-out chaos-out drills-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site demo-out chaos-out drills-out bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

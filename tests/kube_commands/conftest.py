@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "store")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS / "store"), str(TESTS / "docs")]
 
 from api_server import ApiServer  # noqa: E402
 from cluster_desk import Desk  # noqa: E402

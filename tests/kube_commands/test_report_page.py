@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html.parser
-import shutil
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import store_world as world
+from browser import browser, overlaps
 from cluster_desk import Desk
 from job_values import NOW, event, job
 
@@ -19,6 +19,7 @@ from trainer_sidecar.contract.ledger import LedgerStep, ledger_name
 from trainer_sidecar.kube_commands.chart_svg import nice_ticks, time_ticks
 from trainer_sidecar.kube_commands.report_charts import losses, recovery_points
 from trainer_sidecar.kube_commands.report_data import LossPoint, Report, ReportAttempt, ReportCommit
+from trainer_sidecar.kube_commands.report_page import page as render
 from trainer_sidecar.store.open import open_store
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -161,22 +162,57 @@ def test_ticks_of_time_are_few_whatever_the_reach(reach: float) -> None:
     assert len(time_ticks(1000.0, 1000.0 + reach)) <= 9
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
-def test_a_browser_renders_the_page_without_a_complaint(page: str, tmp_path: Path) -> None:
-    shot = tmp_path / "page.png"
-    words = [
-        "chromium",
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        "--window-size=1100,2400",
-    ]
-    ran = subprocess.run(
-        [*words, f"--screenshot={shot}", f"file://{tmp_path}/page.html"],
-        capture_output=True,
-        text=True,
-        timeout=120,
+def a_long_report() -> Report:
+    """Of a run of days on many nodes: long names, twelve attempts, failures whose words fill lines."""
+    start, attempts, commits, points = NOW.timestamp(), [], [], []
+    why = (
+        "pod llama-3-70b-sft-p3-17-x8k2p on node gpu-node-eu-west-1a-0042: rank 137 ended with exit code 1: "
     )
-    assert shot.stat().st_size > 20_000
-    assert "CONSOLE" not in ran.stderr
+    for number in range(1, 13):
+        begun, epoch, runs = start + number * 14_000, number * 10, number == 12
+        outcome = "" if runs else ("Failed", "Lost", "Saved", "")[number % 4]
+        attempt = ReportAttempt(
+            number, "NodeLost", begun, None if runs else begun + 9000, epoch, number * 10_000
+        )
+        told = why + "x" * 200 if outcome == "Failed" else ""
+        attempts.append(replace(attempt, mesh="dp48xtp8xpp1 zero 1", outcome=outcome, message=told))
+        for part in range(6):
+            step = number * 10_000 + part * 100
+            name, state = f"{step:012d}-{epoch:010d}-1f2e3d4c", "quarantined: " + why * (part == 3)
+            commits.append(ReportCommit(name, step, step * 768, begun + part * 900, epoch, "Interval", state))
+            points += [LossPoint(number, step + i, 100_000 / step) for i in range(100)]
+    seen = {"time": "2026-09-21 14:00:00Z", "type": "Warning", "reason": "CheckpointQuarantined"}
+    facts = {"Store": "s3://research-checkpoints-eu/team-a/llama-3-70b-sft", "Step": "123456"}
+    head = ("llama-3-70b-sft", "team-a", start + 200_000, "Running", why, facts)
+    events = [{**seen, "message": why * 3}]
+    return Report(*head, attempts, commits, points, events, whole=True, notes=[why])
+
+
+@pytest.mark.slow
+def test_a_browser_has_no_complaint_and_every_text_can_be_read(page: str, tmp_path: Path) -> None:
+    """In a wide and in a small window, light and dark: nothing lies on other text, leaves its picture or is too pale,
+    and only tables and pictures are wider than a small window."""
+    (tmp_path / "long.html").write_text(render(a_long_report()))
+    with browser() as seen:
+        for name in ("page", "long"):
+            for width, dark in ((1100, False), (420, True)) if name == "long" else ((1100, True),):
+                where = f"{name}, {width} px, {'dark' if dark else 'light'}"
+                seen.open(f"file://{tmp_path}/{name}.html", width=width, dark=dark)
+                texts = seen.texts()
+                words = {text["text"] for text in texts}
+                assert {"What ran when", "Loss across attempts", "Training at risk"} <= words, where
+                assert sum(text["svg"] for text in texts) > 20, where
+                assert [t["text"] for t in texts if t["cut"]] == [], where
+                assert [(t["text"], t["contrast"]) for t in texts if t["contrast"] < 4.5] == [], where
+                assert overlaps(texts) == [], where
+                assert seen.width_beyond() == 0, where
+                beyond = [t["text"] for t in texts if t["box"][2] > width and not t["scrolls"]]
+                assert beyond == [], where
+                assert len(seen.screenshot(tmp_path / "shot.png")) > 20_000, where
+        assert seen.complaints == []
+        assert {address.rpartition("/")[2] for address in seen.asked} == {"page.html", "long.html"}
+
+
+def test_words_of_a_table_are_not_broken(page: str) -> None:
+    assert '<td class="one">Interval</td>' in page
+    assert "<td>" not in page

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 64, 16, 12, 28
+_CHARACTER = 7.5
+"""Width of a label's character, at most: one at the right end is moved so that the picture does not cut it."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def frame(
     for value, label in x_ticks:
         at = x.at(value)
         parts.append(f'<line class="grid" x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{bottom}"/>')
+        half = len(label) * _CHARACTER / 2
+        at = min(at, WIDTH - half)
         parts.append(
             f'<text class="tick" x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>'
         )

@@ -6,12 +6,15 @@ Everything that comes from a job is escaped, and a content policy forbids the pa
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from itertools import zip_longest
 
 from trainer_sidecar.kube_commands.report_charts import COLOURS, losses, recovery, timeline
 from trainer_sidecar.kube_commands.report_data import Report
 from trainer_sidecar.kube_commands.words import span
 
 _MOST_ROWS = 50
+_ONE_LINE = 24
+"""A cell with so few characters is never broken: numbers, moments and words of our own stay readable."""
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1c2330; --dim: #5f6b7d; --bg: #ffffff; --card: #f5f7fa; --grid: #dfe4ea;
   --good: #2e8b57; --bad: #c8443c; --runs: #2f6fd0; --unknown: #98a2b0; --commit: #1c2330;
@@ -27,17 +30,19 @@ p { margin: 4px 0; } .dim { color: var(--dim); } .note { border-left: 3px solid 
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 8px; margin: 16px 0; }
 .facts div { background: var(--card); border-radius: 8px; padding: 8px 12px; overflow-wrap: anywhere; }
 .facts b { display: block; font-weight: 500; font-size: 12px; color: var(--dim); }
-svg { width: 100%; height: auto; background: var(--card); border-radius: 8px; }
+svg { display: block; width: 100%; height: auto; background: var(--card); border-radius: 8px; }
 .grid { stroke: var(--grid); } .tick { fill: var(--dim); font: 12px system-ui, sans-serif; }
 .line { fill: none; stroke-width: 2; } .commit { stroke: var(--commit); stroke-width: 2; }
 .bar.good { fill: var(--good); } .bar.bad { fill: var(--bad); } .bar.runs { fill: var(--runs); }
 .bar.unknown { fill: var(--unknown); }
 .key { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 6px 0; font-size: 13px; color: var(--dim); }
 .key i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 5px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th { text-align: left; font-weight: 500; color: var(--dim); } td, th { padding: 4px 10px 4px 0; vertical-align: top;
-  border-bottom: 1px solid var(--grid); } td { overflow-wrap: anywhere; }
-td:first-child, th:first-child { white-space: nowrap; }
+.scroll { overflow-x: auto; } .scroll svg { min-width: 760px; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th { text-align: left; font-weight: 500; color: var(--dim); } td, th { padding: 4px 14px 4px 0; vertical-align: top;
+  border-bottom: 1px solid var(--grid); } .one, th { white-space: nowrap; }
+.told td { border-bottom: 0; padding-bottom: 0; }
+td:last-child { overflow-wrap: anywhere; } td.long:last-child { min-width: 32ch; }
 """
 _BARS = "One bar an attempt, by its number; a mark is a commit. Times are UTC. Hover for how each ended."
 _LOSS = "Loss by step. Two attempts that saw the same steps lie on each other where nothing was lost."
@@ -81,7 +86,7 @@ def facts(values: dict[str, str]) -> str:
 def _charts(report: Report) -> list[str]:
     parts = [
         '<h2 id="timeline">What ran when</h2>',
-        timeline(report),
+        _scrolls(timeline(report)),
         key(
             ("runs", "runs"),
             ("good", "ended as told"),
@@ -95,13 +100,13 @@ def _charts(report: Report) -> list[str]:
         shown = [(f"c{i % COLOURS}", f"attempt {number}") for i, number in enumerate(numbers)][-12:]
         parts += [
             '<h2 id="loss">Loss across attempts</h2>',
-            loss,
+            _scrolls(loss),
             key(*shown) + f'<p class="dim">{_LOSS}</p>',
         ]
     if risk := recovery(report):
         parts += [
             '<h2 id="recovery">Training at risk</h2>',
-            risk,
+            _scrolls(risk),
             '<p class="dim">Seconds since the newest commit while an attempt runs: what a failure at that moment would '
             "have made to run again.</p>",
         ]
@@ -128,10 +133,10 @@ def _tables(report: Report) -> list[str]:
             span((a.ended or report.made) - a.started),
             f"{a.to_first_step:.1f}" if a.to_first_step is not None else "",
             a.outcome or ("runs" if a.ended is None else ""),
-            a.message,
         ]
         for a in reversed(report.attempts[-_MOST_ROWS:])
     ]
+    how = [a.message for a in reversed(report.attempts[-_MOST_ROWS:])]
     commits = [
         [str(c.step), str(c.samples), moment(c.time), c.reason, c.state, c.checkpoint]
         for c in reversed(report.commits[-_MOST_ROWS:])
@@ -147,11 +152,10 @@ def _tables(report: Report) -> list[str]:
         "ran",
         "s to first step",
         "outcome",
-        "how",
     ]
     return [
         '<h2 id="attempts">Attempts</h2>',
-        table(heads, attempts),
+        table(heads, attempts, how),
         '<h2 id="commits">Commits</h2>',
         table(["step", "samples", "committed", "why", "state", "checkpoint"], commits),
         '<h2 id="events">Events</h2>',
@@ -159,13 +163,25 @@ def _tables(report: Report) -> list[str]:
     ]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Texts in rows, escaped."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[str] = ()) -> str:
+    """Texts in rows, escaped. `below`: for each row a sentence under it, in the table's whole width, or ""."""
     if not rows:
         return '<p class="dim">none</p>'
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{lines}</table></div>'
+    lines = ""
+    for row, told in zip_longest(rows, below[: len(rows)], fillvalue=""):
+        lines += f"<tr{' class=told' if told else ''}>" + "".join(map(_cell, row)) + "</tr>"
+        lines += f'<tr><td class="dim long" colspan="{len(heads)}">{escape(told)}</td></tr>' if told else ""
+    return _scrolls(f"<table><tr>{head}</tr>{lines}</table>")
+
+
+def _cell(text: str) -> str:
+    return f'<td class="{"one" if len(text) <= _ONE_LINE else "long"}">{escape(text)}</td>'
+
+
+def _scrolls(wide: str) -> str:
+    """What is wider than a small window is moved there by itself, and the page is not."""
+    return f'<div class="scroll">{wide}</div>'
 
 
 def moment(seconds: float) -> str:
