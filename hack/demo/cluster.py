@@ -24,7 +24,8 @@ def run(
         )
     except FileNotFoundError as error:
         raise DemoError(
-            f"{argv[0]} is not on this machine: `make setup` and `make cluster-build` bring it"
+            f"{argv[0]} is not on this machine: install it; for the local cluster `make setup` and "
+            "`make cluster-build` bring it"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise DemoError(f"`{shlex.join(argv)}` did not end within {timeout:.0f} s") from error
@@ -34,10 +35,60 @@ def run(
     return done.stdout
 
 
-class Cluster:
+class Kubectl:
+    """kubectl and helm of one cluster. `context` of the kubeconfig, or else what is current in `variables`."""
+
+    def __init__(self, context: str = "") -> None:
+        self.context = context
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment of every command."""
+        return os.environ
+
+    def kubectl(self, *words: str, timeout: float = 60, stdin: str | None = None) -> str:
+        """`kubectl WORDS` as the kubeconfig's user."""
+        chosen = ["--context", self.context] if self.context else []
+        return run(["kubectl", *chosen, *words], timeout=timeout, env=self.variables, stdin=stdin)
+
+    def get(self, *words: str) -> dict[str, Any]:
+        """`kubectl get WORDS -o json`."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Apply objects given as values."""
+        document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+
+    def may(self, verb: str, resource: str, *words: str) -> bool:
+        """Whether the kubeconfig's user has a right. Raises DemoError when that cannot be asked."""
+        chosen = ["--context", self.context] if self.context else []
+        argv = ["kubectl", *chosen, "auth", "can-i", verb, resource, *words]
+        asked = subprocess.run(
+            argv, env=self.variables, capture_output=True, text=True, check=False, timeout=60
+        )
+        if (answer := asked.stdout.strip().partition(" ")[0]) not in ("yes", "no"):
+            raise DemoError(f"`{shlex.join(argv)}` did not answer: {asked.stderr.strip()[-1000:]}")
+        return answer == "yes"
+
+    def names_of_contexts(self) -> list[str]:
+        """Contexts of the kubeconfig."""
+        return run(
+            ["kubectl", "config", "get-contexts", "-o", "name"], timeout=20, env=self.variables
+        ).split()
+
+    def helm(self, *words: str, timeout: float = 180) -> str:
+        """`helm WORDS`."""
+        chosen = ["--kube-context", self.context] if self.context else []
+        return run(["helm", *chosen, *words], timeout=timeout, env=self.variables)
+
+
+class Cluster(Kubectl):
     """The local cluster by its own command line."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._env: dict[str, str] | None = None
 
     @staticmethod
@@ -76,24 +127,6 @@ class Cluster:
     def host_s3_endpoint(self) -> str:
         """Address of the S3 server on this machine."""
         return self.variables["RTJ_S3_ENDPOINT"]
-
-    def kubectl(self, *words: str, timeout: float = 60, stdin: str | None = None) -> str:
-        """`kubectl WORDS` as the administrator."""
-        return run(["kubectl", *words], timeout=timeout, env=self.variables, stdin=stdin)
-
-    def get(self, *words: str) -> dict[str, Any]:
-        """`kubectl get WORDS -o json`."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
-        return found
-
-    def apply(self, *objects: dict[str, Any]) -> None:
-        """Apply objects given as values."""
-        document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
-
-    def helm(self, *words: str, timeout: float = 180) -> str:
-        """`helm WORDS`."""
-        return run(["helm", *words], timeout=timeout, env=self.variables)
 
     def ready_nodes(self) -> set[str]:
         """Names of the nodes whose Ready condition is True."""

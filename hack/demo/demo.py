@@ -2,92 +2,86 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Sequence
 
-from hack.demo import control, diagnosis, installation, interruptions, plot, proofs, report
-from hack.demo.cluster import Cluster
+from hack.demo import diagnosis, plot, proofs, report
+from hack.demo.arguments import parse
 from hack.demo.console import Console
+from hack.demo.local_place import LocalPlace
+from hack.demo.own_place import OwnPlace
+from hack.demo.own_settings import OwnSettings
+from hack.demo.place import Place
 from hack.demo.proofs import Evidence
-from hack.demo.scenario import STORY, Scenario, Told
-from hack.demo.settings import JOB, DemoError, Settings, parse
+from hack.demo.scenario import Scenario, Told
+from hack.demo.settings import JOB, DemoError, Settings
 from hack.demo.timeline import Timeline, table
-from hack.demo.watch import Seen, Watch
+from hack.demo.watch import Seen
 from trainer_sidecar.audit.proof import Proof
-from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.store.open import open_store
 
 
 def main(argv: list[str]) -> int:
     """Exit code: 0 when every proof holds."""
     settings = parse(argv, run_tag=time.strftime("%Y%m%d-%H%M%S"))
-    console, cluster = Console(), Cluster()
+    console = Console()
+    place: Place = OwnPlace(settings) if isinstance(settings, OwnSettings) else LocalPlace(settings)
     if settings.out.exists():
         shutil.rmtree(settings.out)
     settings.out.mkdir(parents=True)
     try:
-        return _demo(settings, console, cluster)
+        return _demo(settings, console, place)
     except DemoError as error:
         console.complain(f"\ndemo: {error}")
         return 1
 
 
-def _demo(settings: Settings, console: Console, cluster: Cluster) -> int:
-    console.section("Control run: rtj run, 4 ranks, never interrupted")
-    reference = control.train(settings)
-    console.say(
-        f"control run finished: {reference.history.last_step} steps, log in {settings.control / 'log.txt'}"
-    )
-    console.section("Cluster and operator")
-    fresh = installation.start_cluster(cluster, console)
+def _demo(settings: Settings, console: Console, place: Place) -> int:
     try:
-        installation.load_images(cluster, console)
-        installation.make_bucket(cluster)
-        installation.install_operator(cluster, console)
-        told, seen = _play(settings, console, cluster)
-        run = _collect(settings, cluster)
-        return _conclude(settings, console, told, seen, run, reference)
+        reference = place.prepare(console)
+        scenario, told, seen = _play(settings, console, place)
+        run = place.evidence()
+        return _conclude(settings, console, place, scenario, told, seen, run, reference)
     except DemoError:
-        diagnosis.collect(cluster, settings, console)
+        if place.up:
+            diagnosis.collect(place, settings, console)
         raise
     finally:
-        _clean_up(settings, console, cluster, fresh)
+        if place.up:
+            _clean_up(console, place)
 
 
-def _play(settings: Settings, console: Console, cluster: Cluster) -> tuple[Told, Seen]:
+def _play(settings: Settings, console: Console, place: Place) -> tuple[Scenario, Told, Seen]:
     console.section("The job and its faults")
-    installation.remove_job(cluster, settings)
-    watch = Watch(cluster.variables["KUBECONFIG"], settings.namespace, JOB, settings.out / "status.jsonl")
-    installation.apply_job(cluster, settings)
-    console.say(f"job {settings.namespace}/{JOB} applied: 2 pods x 2 ranks, elastic 1 to 2 nodes")
+    watch = place.watch(settings.out / "status.jsonl")
+    scenario = place.scenario(watch, console)
+    place.apply_job()
+    console.say(
+        f"job {settings.namespace}/{JOB} applied: 2 pods x {settings.ranks} ranks, elastic 1 to 2 nodes"
+    )
     watch.start()
     try:
-        return Scenario(cluster, watch, settings, console).play(), watch.seen
+        return scenario, scenario.play(), watch.seen
     finally:
         watch.stop()
 
 
-def _collect(settings: Settings, cluster: Cluster) -> Evidence:
-    variables = cluster.variables
-    os.environ.update({name: variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")})
-    store = open_store(settings.store_url, endpoint=cluster.host_s3_endpoint, region=variables["AWS_REGION"])
-    try:
-        return proofs.collect(store, RunKeys(settings.namespace, JOB), settings.ledger)
-    finally:
-        store.close()
-
-
 def _conclude(
-    settings: Settings, console: Console, told: Told, seen: Seen, run: Evidence, reference: Evidence
+    settings: Settings,
+    console: Console,
+    place: Place,
+    scenario: Scenario,
+    told: Told,
+    seen: Seen,
+    run: Evidence,
+    reference: Evidence,
 ) -> int:
-    timelines = _timelines(told, seen, run)
+    timelines = _timelines(scenario, told, seen, run)
     proven = [
         _prove_in_place(told),
         *proofs.prove_all(
-            run, reference, seen.reports, STORY,
-            samples=proofs.dataset_size(), tolerance=settings.loss_tolerance, steps=settings.steps,
+            run, reference, seen.reports, scenario.story,
+            samples=place.dataset_size(), tolerance=settings.loss_tolerance, steps=settings.steps,
         ),
     ]  # fmt: skip
     borders = [stretch.start + 1 for stretch in run.history.stretches if stretch.attempt.restore]
@@ -109,12 +103,10 @@ def _conclude(
     return 1 if failed else 0
 
 
-def _timelines(told: Told, seen: Seen, run: Evidence) -> list[Timeline]:
-    build = (interruptions.failure_in_place, interruptions.node_loss, interruptions.growth)
-    resumed = run.attempts[1:4]
+def _timelines(scenario: Scenario, told: Told, seen: Seen, run: Evidence) -> list[Timeline]:
     return [
         make(fault.name, fault.time, attempt, seen, run.ledgers)
-        for make, fault, attempt in zip(build, told.faults, resumed, strict=False)
+        for make, fault, attempt in zip(scenario.timings, told.faults, run.attempts[1:], strict=False)
     ]
 
 
@@ -169,16 +161,8 @@ def bands(run: Evidence, told: Told) -> list[plot.Band]:
     return found
 
 
-def _clean_up(settings: Settings, console: Console, cluster: Cluster, fresh: bool) -> None:
-    if settings.keep:
-        console.say("--keep: job and cluster are left as they are; `make cluster-down` stops them")
-        return
+def _clean_up(console: Console, place: Place) -> None:
     try:
-        for node in ("1", "2"):
-            cluster.tool("node", "heal", node)
-        installation.remove_job(cluster, settings)
-        if fresh:
-            cluster.tool("down")
-            console.say("cluster stopped")
+        place.clean_up(console)
     except DemoError as error:
         console.complain(f"demo: cleaning up: {error}")

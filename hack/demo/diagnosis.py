@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from hack.demo.cluster import Cluster
+from hack.demo.cluster import Kubectl
 from hack.demo.console import Console
-from hack.demo.settings import JOB, RELEASE, SYSTEM_NAMESPACE, DemoError, Settings
+from hack.demo.place import Place
+from hack.demo.settings import JOB, DemoError, Settings
 
 TAIL = "--tail=2000"
+OPERATOR_LABEL = "app.kubernetes.io/name=rtj-operator"
 
 
-def collect(cluster: Cluster, settings: Settings, console: Console) -> None:
+def collect(place: Place, settings: Settings, console: Console) -> None:
     """Describe the job, its pods and nodes, and keep the logs. Every failing command is written down in its file."""
-    folder = settings.diagnosis
+    folder, cluster = settings.diagnosis, place.cluster
     folder.mkdir(parents=True, exist_ok=True)
     namespace = ("-n", settings.namespace)
-    operator = ("-n", SYSTEM_NAMESPACE, "-l", f"app.kubernetes.io/instance={RELEASE}", TAIL, "--prefix")
+    operator = ("-n", place.operator_namespace, "-l", OPERATOR_LABEL, TAIL, "--prefix")
     looks = {
         "job.txt": ("describe", "resumabletrainingjob", JOB, *namespace),
         "job.yaml": ("get", "resumabletrainingjob", JOB, *namespace, "-o", "yaml"),
@@ -35,7 +37,7 @@ def collect(cluster: Cluster, settings: Settings, console: Console) -> None:
     console.complain(f"more in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
-def _output(cluster: Cluster, *words: str) -> str:
+def _output(cluster: Kubectl, *words: str) -> str:
     try:
         return cluster.kubectl(*words, timeout=20)
     except DemoError as error:

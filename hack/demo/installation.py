@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import boto3
 from botocore.exceptions import ClientError
 
-from hack.demo.cluster import Cluster, write_overlay
+from hack.demo.cluster import Cluster, Kubectl, write_overlay
 from hack.demo.console import Console
 from hack.demo.settings import (
     BUCKET,
@@ -130,16 +131,19 @@ def overlay_values(settings: Settings) -> dict[str, str]:
     }
 
 
-def remove_job(cluster: Cluster, settings: Settings) -> None:
+def remove_job(
+    cluster: Kubectl, settings: Settings, name: str = JOB, which: Sequence[str] = ("--all",)
+) -> None:
     """Delete the job and its pods at once: nothing of it is needed any more, so no rank is given time to save.
 
-    The grace of a pod cannot be shortened once it is being deleted, so the object goes first and alone.
+    The grace of a pod cannot be shortened once it is being deleted, so the object goes first and alone. `which` selects
+    Jobs and pods.
     """
     where = ("-n", settings.namespace, "--ignore-not-found", "--timeout=60s")
-    cluster.kubectl("delete", "resumabletrainingjob", JOB, "--cascade=orphan", *where, timeout=90)
-    cluster.kubectl("delete", "pods", "--all", "--grace-period=2", "--wait=false", *where, timeout=90)
-    cluster.kubectl("delete", "jobs", "--all", *where, timeout=90)
-    cluster.kubectl("delete", "pods", "--all", "--grace-period=2", *where, timeout=90)
+    cluster.kubectl("delete", "resumabletrainingjob", name, "--cascade=orphan", *where, timeout=90)
+    cluster.kubectl("delete", "pods", *which, "--grace-period=2", "--wait=false", *where, timeout=90)
+    cluster.kubectl("delete", "jobs", *which, *where, timeout=90)
+    cluster.kubectl("delete", "pods", *which, "--grace-period=2", *where, timeout=90)
 
 
 def operator_node(cluster: Cluster) -> str:

@@ -1,21 +1,24 @@
-"""The story that the demo tells: commit, kill a rank, commit, cut a node off, commit, bring it back, complete.
+"""What every story is made of: wait for training and commits, and do something to the job between two saves.
 
-Every step waits for something that was seen, with a deadline; nothing sleeps.
+Every step waits for something that was seen, with a deadline; nothing sleeps. Which faults there are is told by the
+scenario of each place (`local_scenario`, `own_scenario`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hack.demo import faults, installation
-from hack.demo.cluster import Cluster
 from hack.demo.console import Console
 from hack.demo.faults import Fault
 from hack.demo.proofs import Expected
 from hack.demo.settings import DemoError, Settings
+from hack.demo.timeline import Timeline
 from hack.demo.watch import Seen, Watch
-from trainer_sidecar.contract.journal import Cause
+from trainer_sidecar.audit.ledger import Ledgers
+from trainer_sidecar.contract.journal import Attempt
 
 STEPS_BEHIND = 5
 """More than the steps that a resume is compared on (verification.steps)."""
@@ -25,42 +28,33 @@ NODE_LOSS_SECONDS = 300
 COMMIT_SECONDS = 240
 COMPLETE_SECONDS = 600
 
-STORY = (
-    Expected((Cause.FIRST,), dp=4, accumulation=2),
-    Expected((Cause.RANK_FAILED,), dp=4, accumulation=2),
-    Expected((Cause.NODE_LOST, Cause.POD_LOST), dp=2, accumulation=4),
-    Expected((Cause.RESIZED,), dp=4, accumulation=2),
-)
+Timing = Callable[[str, float, Attempt, Seen, Ledgers], Timeline]
+"""How the way back from a kind of interruption is timed (`interruptions`)."""
 
 
 @dataclass(frozen=True)
 class Told:
     """What was done to the job, and what the scenario itself saw of it."""
 
-    faults: tuple[Fault, Fault, Fault]
+    faults: tuple[Fault, ...]
+    """One before each attempt but the first."""
     relaunched_in_place: bool
 
 
-class Scenario:
+class Scenario(ABC):
     """Drives one job through its faults."""
 
-    def __init__(self, cluster: Cluster, watch: Watch, settings: Settings, console: Console) -> None:
-        self._cluster, self._watch, self._settings, self._console = cluster, watch, settings, console
+    story: Sequence[Expected]
+    """The attempts that the faults should cause."""
+    timings: Sequence[Timing]
+    """One for each fault."""
 
+    def __init__(self, watch: Watch, settings: Settings, console: Console) -> None:
+        self._watch, self._settings, self._console = watch, settings, console
+
+    @abstractmethod
     def play(self) -> Told:
         """The whole story. Raises DemoError naming what did not happen in time."""
-        self._trains(attempt=1, seconds=START_SECONDS)
-        self._move_operator_out_of_the_way()
-        self._commits(2)
-        pods = self._pod_uids()
-        killed = self._kill_a_rank()
-        in_place = pods == self._pod_uids()
-        self._commits(1)
-        cut = self._cut_the_node()
-        self._commits(1)
-        healed = self._heal_the_node(cut)
-        self._completes()
-        return Told((killed, cut, healed), in_place)
 
     def _trains(self, attempt: int, seconds: float) -> None:
         def trains(seen: Seen) -> bool:
@@ -96,41 +90,19 @@ class Scenario:
             ),
         )
 
-    def _kill_a_rank(self) -> Fault:
+    def _kill_a_rank(self, kill: Callable[[dict[str, Any]], Fault]) -> tuple[Fault, bool]:
+        """What was done, and whether the job went on in the same pods. `kill` is given a pod."""
+        pods = self._pod_uids()
         self._between_saves()
-        pod = self._pod(1)
-        fault = faults.kill_rank(pod["metadata"]["name"], pod["metadata"]["uid"], rank=3)
+        fault = kill(self._pod(1))
         self._console.say(f"FAULT: {fault.sentence}, at step {self._watch.seen.step}")
         self._trains(attempt=2, seconds=RELAUNCH_SECONDS)
-        return fault
-
-    def _cut_the_node(self) -> Fault:
-        self._between_saves()
-        node = self._pod(self._settings.cut_pod)["spec"]["nodeName"]
-        fault = faults.cut_node(self._cluster, node)
-        self._console.say(
-            f"FAULT: {fault.sentence} (pod {self._settings.cut_pod}), at step {self._watch.seen.step}"
-        )
-        self._trains(attempt=3, seconds=NODE_LOSS_SECONDS)
-        return fault
-
-    def _heal_the_node(self, cut: Fault) -> Fault:
-        fault = faults.heal_node(self._cluster, cut.target)
-        self._console.say(f"{fault.sentence}, at step {self._watch.seen.step}")
-        self._trains(attempt=4, seconds=NODE_LOSS_SECONDS)
-        return fault
+        return fault, pods == self._pod_uids()
 
     def _completes(self) -> None:
         self._console.say(f"no more faults: it trains on to step {self._settings.steps}")
         self._watch.wait("Complete", COMPLETE_SECONDS, lambda seen: condition(seen.job, "Complete"))
         self._console.say(f"Complete: step {self._watch.seen.committed_step} committed")
-
-    def _move_operator_out_of_the_way(self) -> None:
-        """The node that will be cut off must not take the operator with it: this cluster has no third node for it."""
-        cut = self._pod(self._settings.cut_pod)["spec"]["nodeName"]
-        if installation.operator_node(self._cluster) == cut:
-            stays = self._pod(1 - self._settings.cut_pod)["spec"]["nodeName"]
-            installation.install_operator(self._cluster, self._console, node=stays)
 
     def _pod(self, index: int) -> dict[str, Any]:
         pod = self._watch.seen.pod(index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import sys
 from dataclasses import dataclass
@@ -36,6 +35,8 @@ class Settings:
     interval_steps: int = 15
     cut_pod: int = 1
     keep: bool = False
+    ranks: int = 2
+    """Of each pod."""
     loss_tolerance: float = 1e-5
     """Relative; the order of additions is all that may differ between meshes."""
 
@@ -75,35 +76,3 @@ def libraries() -> Path:
 def python_home() -> Path:
     """Folder of the interpreter behind the virtual environment."""
     return Path(sys.base_prefix).resolve()
-
-
-def parse(argv: list[str], run_tag: str) -> Settings:
-    """Settings from the command line; exits with usage on an error."""
-    parser = argparse.ArgumentParser(
-        prog="make demo ARGS=...", description="Lose a rank, then a node; go on with fewer GPUs; prove it."
-    )
-    parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps of both runs")
-    parser.add_argument(
-        "--interval-steps", type=int, default=Settings.interval_steps, help="steps between saves"
-    )
-    parser.add_argument(
-        "--cut-pod", type=int, choices=[0, 1], default=Settings.cut_pod,
-        help="index of the pod whose node is cut off; pod 0 is the coordinator and hosts the rendezvous",
-    )  # fmt: skip
-    parser.add_argument("--keep", action="store_true", help="leave job and cluster running")
-    parser.add_argument("--namespace", default=Settings.namespace, help="namespace of the job")
-    parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="folder for what the demo writes")
-    given = parser.parse_args(argv)
-    if given.steps < 8 * given.interval_steps:
-        parser.error(
-            f"--steps {given.steps} leaves no room for two faults: use at least {8 * given.interval_steps}"
-        )
-    return Settings(
-        out=given.out.resolve(),
-        namespace=given.namespace,
-        steps=given.steps,
-        interval_steps=given.interval_steps,
-        cut_pod=given.cut_pod,
-        keep=given.keep,
-        run_tag=run_tag,
-    )

@@ -18,6 +18,7 @@ from kubernetes import client, config
 from pydantic import ValidationError
 from urllib3.exceptions import HTTPError
 
+from hack.demo.pod_trouble import cannot_start, not_scheduled
 from hack.demo.settings import DemoError
 from trainer_sidecar.contract import API_GROUP, API_VERSION
 from trainer_sidecar.contract.report import ResumeReport
@@ -92,8 +93,9 @@ class Seen:
 class ApiServer:
     """GETs through the API server, as the kubeconfig's user. Raises ApiException, or OSError without an answer."""
 
-    def __init__(self, kubeconfig: str) -> None:
-        self._api = config.new_client_from_config(kubeconfig)
+    def __init__(self, kubeconfig: str | None, context: str | None = None) -> None:
+        """Without a path: where kubectl would look."""
+        self._api = config.new_client_from_config(kubeconfig, context, persist_config=False)
         self._api.configuration.retries = 0
 
     def get(self, path: str, seconds: float) -> bytes:
@@ -111,8 +113,8 @@ class ApiServer:
 class Watch:
     """Polls in a thread of its own from `start` to `stop`."""
 
-    def __init__(self, kubeconfig: str, namespace: str, name: str, log: Path) -> None:
-        self._server = ApiServer(kubeconfig)
+    def __init__(self, server: ApiServer, namespace: str, name: str, log: Path) -> None:
+        self._server = server
         self._namespace, self._name = namespace, name
         self._log = log.open("a")
         self._changed = threading.Condition()
@@ -131,12 +133,15 @@ class Watch:
         self._log.close()
 
     def wait(self, what: str, seconds: float, reached: Callable[[Seen], bool]) -> None:
-        """Return once `reached` is true. Raises DemoError after `seconds`, or as soon as the job has failed."""
+        """Return once `reached` is true. Raises DemoError after `seconds`, and as soon as the job has failed, is
+        refused, or a pod of it cannot have its image."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not reached(self.seen):
-                if self.seen.phase == "Failed":
-                    raise DemoError(f"waiting for {what}, the job failed: {self._where()}")
+                if self.seen.phase in ("Failed", "Invalid"):
+                    raise DemoError(f"waiting for {what}, the job is {self.seen.phase}: {self._where()}")
+                if stuck := next(filter(None, map(cannot_start, self.seen.pods)), ""):
+                    raise DemoError(f"waiting for {what}: {stuck}")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DemoError(f"no {what} within {seconds:.0f} s: {self._where()}")
@@ -150,6 +155,7 @@ class Watch:
             or "no pods"
         )
         trouble = f"; the watch itself: {self._trouble}" if self._trouble else ""
+        pods += "".join(f"; {waits}" for waits in map(not_scheduled, self.seen.pods) if waits)
         return f"{told}; step {self.seen.step}, committed {self.seen.committed_step}; {pods}{trouble}"
 
     def _poll(self) -> None:
@@ -178,9 +184,8 @@ class Watch:
         return found
 
     def _get_pods(self) -> list[JobObject]:
-        found: list[JobObject] = json.loads(
-            self._server.get(f"/api/v1/namespaces/{self._namespace}/pods", 5)
-        )["items"]
+        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={API_GROUP}%2Fjob%3D{self._name}"
+        found: list[JobObject] = json.loads(self._server.get(path, 5))["items"]
         return found
 
     def _get_status(self, pod: JobObject) -> SidecarStatus | None:

@@ -2,8 +2,8 @@
 
     python -m hack.release.sbom requirements/operator.txt --name rtj-operator --installed > sbom.json
 
-`--installed` is for the build of an image: it proves that the environment holds the lock's pins and nothing else, but for
-what `--beside` names (it is listed, too); `--among-others` leaves out of account what an image's base brought. Same
+`--installed` is for the build of an image: it proves that the environment holds the lock's pins and nothing else, but
+for what `--beside` names (it is listed, too); `--among-others` leaves out of account what an image's base brought. Same
 inputs give the same bytes: no time, no serial number. Standard library only, since it runs inside that build.
 """
 

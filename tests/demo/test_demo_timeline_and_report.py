@@ -11,10 +11,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo import interruptions, plot, proofs, report, scenario  # noqa: E402
+from hack.demo import interruptions, local_scenario, plot, proofs, report  # noqa: E402
+from hack.demo.arguments import parse  # noqa: E402
 from hack.demo.cluster import write_overlay  # noqa: E402
 from hack.demo.faults import rank_pids  # noqa: E402
-from hack.demo.settings import OVERLAY, DemoError, Settings, parse  # noqa: E402
+from hack.demo.settings import OVERLAY, DemoError, Settings  # noqa: E402
 from hack.demo.timeline import Phase, table, timeline  # noqa: E402
 from hack.demo.watch import Seen  # noqa: E402
 from trainer_sidecar.audit.ledger import Ledgers  # noqa: E402
@@ -103,12 +104,12 @@ def test_growing_back_is_timed_from_the_nodes_return_over_the_order_to_save() ->
 def test_a_story_that_went_otherwise_is_told_attempt_by_attempt() -> None:
     causes = [(Cause.FIRST, 4), (Cause.RANK_FAILED, 4), (Cause.NODE_LOST, 2), (Cause.RESIZED, 4)]
     attempts = [attempt(n, cause, dp) for n, (cause, dp) in enumerate(causes, 1)]
-    assert proofs.prove_story(attempts, scenario.STORY).holds
+    assert proofs.prove_story(attempts, local_scenario.STORY).holds
     attempts[2] = attempt(3, Cause.HUNG, 4)
-    told = str(proofs.prove_story(attempts, scenario.STORY))
+    told = str(proofs.prove_story(attempts, local_scenario.STORY))
     assert "cause Hung, expected NodeLost" in told
     assert "ran dp 4 with accumulation 2, expected 2 and 4" in told
-    assert "3 attempts instead of 4" in str(proofs.prove_story(attempts[:3], scenario.STORY))
+    assert "3 attempts instead of 4" in str(proofs.prove_story(attempts[:3], local_scenario.STORY))
 
 
 def test_a_table_lines_numbers_up_on_the_right_and_words_on_the_left() -> None:

@@ -11,7 +11,7 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
         continue
     named = dict(p.partition(b'=')[::2] for p in pairs)
     scripts = [w for w in words[1:] if w and not w.startswith(b'-')]
-    if b'RANK' in named and scripts and scripts[0].endswith(b'drill_training.py'):
+    if b'RANK' in named and scripts and scripts[0].endswith({script!r}):
         found[int(named[b'RANK'])] = int(pid)
 if not found:
     raise SystemExit('no rank runs here')
@@ -24,9 +24,9 @@ print(f'SIG{name} to rank {{rank}} (process {{found[rank]}})')
 """
 
 
-def signal_rank(name: str, rank: int | None) -> str:
-    """Code that sends a signal to a rank (None: the lowest one there) and prints what it did."""
-    return _SIGNAL.format(name=name, rank=rank)
+def signal_rank(name: str, rank: int | None, script: str = "drill_training.py") -> str:
+    """Code that sends a signal to a rank (None: the lowest one there) of `script`, and prints what it did."""
+    return _SIGNAL.format(name=name, rank=rank, script=script.encode())
 
 
 def touch(path: str) -> str:

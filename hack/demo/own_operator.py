@@ -1,0 +1,134 @@
+"""The operator on a cluster that one has: the one that is there, or else the chart is installed for the demo.
+
+A release of somebody else's is never upgraded, changed or removed, and a definition (CRD) that was there stays.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hack.demo.cluster import Kubectl
+from hack.demo.own_settings import RELEASE, OwnSettings
+from hack.demo.pod_trouble import cannot_start, not_scheduled
+from hack.demo.settings import CHART, DemoError
+from trainer_sidecar.contract import API_GROUP
+
+DEFINITIONS = (f"resumabletrainingjobs.{API_GROUP}", f"resumedrills.{API_GROUP}")
+LABEL = "app.kubernetes.io/name=rtj-operator"
+READY_SECONDS = 180.0
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is of us on a cluster."""
+
+    definitions: tuple[str, ...]
+    operator: str = ""
+    """`namespace/deployment`; empty: none."""
+    ours: bool = False
+    """It is the release of an earlier demo that did not get to its end."""
+
+    @property
+    def namespace(self) -> str:
+        return self.operator.partition("/")[0]
+
+
+def find(cluster: Kubectl, settings: OwnSettings) -> Found:
+    """Definitions and operator. Without the right to look everywhere, only in the demo's own namespace."""
+    listed = cluster.kubectl(
+        "get", "customresourcedefinitions", *DEFINITIONS, "--ignore-not-found", "-o", "name", timeout=30
+    )
+    there = tuple(sorted(line.partition("/")[2] for line in listed.split()))
+    everywhere = cluster.may("list", "deployments.apps", "--all-namespaces")
+    scope = ["--all-namespaces"] if everywhere else ["-n", settings.namespace]
+    for item in cluster.get("deployments.apps", "-l", LABEL, *scope)["items"]:
+        meta = item["metadata"]
+        ours = (meta["namespace"], meta["name"]) == (settings.namespace, RELEASE)
+        return Found(there, f"{meta['namespace']}/{meta['name']}", ours)
+    return Found(there)
+
+
+def check_installable(settings: OwnSettings) -> None:
+    """Raises DemoError when the chart cannot be installed from here."""
+    if shutil.which("helm") is None:
+        raise DemoError(
+            "no operator is installed there, and helm, which would install it, is not on the PATH: install Helm 3.14 "
+            "or newer, or install the operator (docs/install.md) and run the demo again"
+        )
+    missing = [
+        f"--{name}-image"
+        for name, image in (("operator", settings.operator_image), ("sidecar", settings.sidecar_image))
+        if not image
+    ]
+    if missing:
+        raise DemoError(
+            f"no operator is installed there: give {' and '.join(missing)}, or --registry with rtj-operator and "
+            "rtj-sidecar in it (docs/install.md)"
+        )
+
+
+def install(cluster: Kubectl, settings: OwnSettings, found: Found) -> None:
+    """`helm install` for the demo's namespace alone, and wait until it is ready. Raises DemoError, at once for an image
+    that cannot be pulled."""
+    values: dict[str, Any] = {
+        "image": image_value(settings.operator_image),
+        "sidecarImage": image_value(settings.sidecar_image),
+        "store": {"endpoint": settings.endpoint, "region": settings.region},
+        "namespaces": [settings.namespace],
+        "crds": {"install": not found.definitions},
+    }
+    cluster.helm(
+        "upgrade", "--install", RELEASE, str(CHART), "--namespace", settings.namespace,
+        "--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in values.items()),
+    )  # fmt: skip
+    _wait_until_ready(cluster, settings)
+
+
+def image_value(name: str) -> dict[str, str]:
+    """repository, tag and digest of the chart's values, from one name."""
+    rest, _, digest = name.partition("@")
+    repository, colon, tag = rest.rpartition(":")
+    if not colon or "/" in tag:  # a port is no tag
+        repository, tag = rest, ""
+    return {
+        "repository": repository,
+        **({"tag": tag} if tag else {}),
+        **({"digest": digest} if digest else {}),
+    }
+
+
+def _wait_until_ready(cluster: Kubectl, settings: OwnSettings) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    where = ("-n", settings.namespace, "-l", f"app.kubernetes.io/instance={RELEASE}")
+    while True:
+        pods = [p for p in cluster.get("pods", *where)["items"] if "deletionTimestamp" not in p["metadata"]]
+        if pods and all(map(_is_ready, pods)):
+            return
+        if stuck := next(filter(None, map(cannot_start, pods)), ""):
+            raise DemoError(f"the operator does not start: {stuck}")
+        if time.monotonic() > deadline:
+            told = "; ".join(filter(None, map(not_scheduled, pods))) or "see the pods in demo-out/diagnosis"
+            raise DemoError(f"the operator was not ready within {READY_SECONDS:.0f} s: {told}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def uninstall(cluster: Kubectl, settings: OwnSettings, found: Found) -> str:
+    """Take the demo's release away, and the definitions if it brought them and nobody uses them. What was done."""
+    cluster.helm("uninstall", RELEASE, "--namespace", settings.namespace, "--ignore-not-found", "--wait")
+    if found.definitions and not found.ours:
+        return f"release {RELEASE} uninstalled; the definitions were there before and stay"
+    for name in DEFINITIONS:
+        if cluster.get(name, "--all-namespaces")["items"]:
+            return f"release {RELEASE} uninstalled; the definitions stay, somebody has {name} by now"
+    cluster.kubectl("delete", "customresourcedefinitions", *DEFINITIONS, "--ignore-not-found", timeout=60)
+    return f"release {RELEASE} uninstalled, definitions deleted"

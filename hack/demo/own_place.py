@@ -1,0 +1,228 @@
+"""A cluster that one already has, by a context of one's kubeconfig: what the demo brings there it takes away again.
+
+The control run is a job of the same cluster, too: the example's data are the sources of the image's own Python, and on
+GPUs it trains in bfloat16, so that a run on this machine would have other losses.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from hack.demo import installation, own_checks, own_manifests, own_operator, proofs
+from hack.demo.cluster import Kubectl
+from hack.demo.console import Console
+from hack.demo.ledger_copy import fetch
+from hack.demo.own_operator import Found
+from hack.demo.own_scenario import START_SECONDS, OwnScenario, taken_up
+from hack.demo.own_settings import NAMESPACE_LABEL, RELEASE, STORE_SECRET, OwnSettings
+from hack.demo.proofs import Evidence
+from hack.demo.scenario import COMPLETE_SECONDS, condition
+from hack.demo.settings import JOB, DemoError
+from hack.demo.watch import ApiServer, Watch
+from trainer_sidecar.contract import API_GROUP
+from trainer_sidecar.contract.keys import RunKeys
+from trainer_sidecar.store.base import Store, StoreError
+
+LEDGER_SECONDS = 60.0
+"""For the last lines to reach the store: pods end after the job is Complete."""
+_DATASET = """
+import sys
+sys.path.insert(0, "/workspace")
+from corpus import StandardLibrary
+print(len(StandardLibrary()))
+"""
+
+
+class OwnPlace:
+    """One namespace of the cluster, one prefix of the store."""
+
+    def __init__(self, settings: OwnSettings) -> None:
+        self.cluster = Kubectl(settings.context)
+        self.operator_namespace = settings.namespace
+        self.up = False
+        self._settings = settings
+        self._found: Found | None = None
+        self._store: Store | None = None
+        self._samples = 0
+
+    # ------------------------------------------------------------------------------------------------ bringing up
+
+    def prepare(self, console: Console) -> Evidence:
+        """Say what will be done, check that it can be; operator unless there is one; the control run."""
+        settings, cluster = self._settings, self.cluster
+        console.section(f"Cluster of context {settings.context}")
+        own_checks.known_context(cluster)
+        own_checks.answers(cluster)
+        found = own_operator.find(cluster, settings)
+        installs = not found.operator or found.ours
+        console.block(announcement(settings, found))
+        own_checks.permitted(cluster, settings, installs=installs)
+        own_checks.own_namespace(cluster, settings)
+        if installs:
+            own_operator.check_installable(settings)
+        console.say(own_checks.enough_gpus(cluster, settings))
+        for name in (settings.control_name, JOB):
+            own_manifests.write(settings, settings.job_overlay(name), control=name != JOB)
+            cluster.kubectl("kustomize", str(settings.job_overlay(name)))
+        self._store = own_checks.reach_store(settings)
+        console.say(f"store: {settings.store_url} can be read and written from here")
+        self._found, self.up = found, True
+        self._bring(installs, console)
+        console.section("Control run: a job that is never interrupted, on the same cluster")
+        return self._train_control(console)
+
+    def _bring(self, installs: bool, console: Console) -> None:
+        settings = self._settings
+        assert self._found is not None
+        self.cluster.apply(
+            {
+                "apiVersion": "v1", "kind": "Namespace",
+                "metadata": {"name": settings.namespace, "labels": {NAMESPACE_LABEL: ""}},
+            },
+            {
+                "apiVersion": "v1", "kind": "Secret", "stringData": dict(settings.credentials),
+                "metadata": {"name": STORE_SECRET, "namespace": settings.namespace},
+            },
+            own_manifests.copier_object(settings),
+        )  # fmt: skip
+        if not installs:
+            self.operator_namespace = self._found.namespace
+            console.say(f"operator: {self._found.operator} is there and is used as it is")
+            return
+        own_operator.install(self.cluster, settings, self._found)
+        console.say(f"operator: release {RELEASE} installed in namespace {settings.namespace}, ready")
+
+    def _train_control(self, console: Console) -> Evidence:
+        name, settings = self._settings.control_name, self._settings
+        self._remove(name)
+        watch = self._watch(name, settings.out / "control-status.jsonl")
+        self._apply(name)
+        watch.start()
+        try:
+            taken_up(watch, settings.namespace)
+            watch.wait("first step of the control run", START_SECONDS, lambda seen: seen.step > 0)
+            self._samples = self._count_samples(watch)
+            console.say(f"control run trains: step {watch.seen.step} of {settings.steps}")
+            watch.wait("Complete", COMPLETE_SECONDS, lambda seen: condition(seen.job, "Complete"))
+        finally:
+            watch.stop()
+        evidence = self._evidence(name, settings.control / "ledger")
+        self._remove(name)
+        console.say(f"control run finished: {evidence.history.last_step} steps")
+        return evidence
+
+    def _count_samples(self, watch: Watch) -> int:
+        pod = watch.seen.pod(0)
+        if pod is None:
+            raise DemoError("the control run has no pod with index 0")
+        where = ("-n", self._settings.namespace, pod["metadata"]["name"], "-c", "trainer")
+        return int(self.cluster.kubectl("exec", *where, "--", "python3", "-c", _DATASET, timeout=180))
+
+    # ------------------------------------------------------------------------------------------------- the course
+
+    def apply_job(self) -> None:
+        """A job that an earlier demo has left goes first."""
+        self._remove(JOB)
+        self._apply(JOB)
+
+    def _apply(self, name: str) -> None:
+        self.cluster.kubectl("apply", "-k", str(self._settings.job_overlay(name)))
+
+    def watch(self, log: Path) -> Watch:
+        """As the context's user."""
+        return self._watch(JOB, log)
+
+    def _watch(self, name: str, log: Path) -> Watch:
+        return Watch(ApiServer(None, self._settings.context), self._settings.namespace, name, log)
+
+    def scenario(self, watch: Watch, console: Console) -> OwnScenario:
+        """Here nothing is done to nodes."""
+        return OwnScenario(self.cluster, watch, self._settings, console)
+
+    def evidence(self) -> Evidence:
+        """Journal and ledgers, both from the store."""
+        return self._evidence(JOB, self._settings.ledger)
+
+    def _evidence(self, name: str, folder: Path) -> Evidence:
+        """Once the last step of every rank has come, or cannot be expected any more: then a proof says what is
+        missing."""
+        assert self._store is not None
+        deadline = time.monotonic() + LEDGER_SECONDS
+        while True:
+            try:
+                fetch(self._store, folder)
+            except StoreError as error:
+                raise DemoError(f"ledgers in {self._store.url}: {error.reason}: {error}") from error
+            found = proofs.collect(self._store, RunKeys(self._settings.namespace, name), folder)
+            if ended(found, self._settings.steps) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.5)
+
+    def dataset_size(self) -> int:
+        """As the control run's own Python counted them."""
+        return self._samples
+
+    # ------------------------------------------------------------------------------------------------ cleaning up
+
+    def _remove(self, name: str) -> None:
+        installation.remove_job(self.cluster, self._settings, name, ("-l", f"{API_GROUP}/job={name}"))
+
+    def clean_up(self, console: Console) -> None:
+        """Jobs, release, namespace, and the demo's prefix of the store."""
+        settings = self._settings
+        if settings.keep:
+            console.say(
+                f"--keep: namespace {settings.namespace} and {settings.store_url} are left as they are"
+            )
+            return
+        assert self._found is not None
+        assert self._store is not None
+        if own_operator.find(self.cluster, settings).definitions:
+            for name in (settings.control_name, JOB):
+                self._remove(name)
+        if not self._found.operator or self._found.ours:
+            console.say(own_operator.uninstall(self.cluster, settings, self._found))
+        self.cluster.kubectl("delete", "namespace", settings.namespace, "--ignore-not-found", timeout=180)
+        console.say(f"namespace {settings.namespace} deleted")
+        try:
+            count = empty(self._store)
+        except StoreError as error:
+            raise DemoError(f"{settings.store_url} is not empty yet: {error.reason}: {error}") from error
+        console.say(f"{count} objects deleted below {settings.store_url}")
+
+
+def announcement(settings: OwnSettings, found: Found) -> str:
+    """What will be created, and where."""
+    if found.operator and not found.ours:
+        operator = f"uses the operator {found.operator}, which is there, and does not change it"
+    else:
+        brought = "" if found.definitions else ", with its definitions (CRDs) and cluster roles"
+        operator = (
+            f"helm release {RELEASE} in namespace {settings.namespace}{brought}: {settings.operator_image or '?'}, "
+            f"{settings.sidecar_image or '?'}"
+        )
+    what = f"{settings.gpus} GPUs" if settings.gpus else f"{settings.ranks} ranks on CPUs"
+    lines = [
+        f"creates namespace {settings.namespace} with Secret {STORE_SECRET} and a ConfigMap",
+        operator,
+        f"two jobs, one after the other: 2 pods with {what} each, {settings.trainer_image}",
+        f"writes below {settings.store_url} ({settings.endpoint or 'Amazon S3'})",
+        "leaves all of it (--keep)" if settings.keep else "removes all of it at the end",
+    ]
+    return "\n".join(f"  - {line}" for line in lines)
+
+
+def ended(found: Evidence, steps: int) -> bool:
+    """Whether the ledgers of the last attempt hold the last step of every rank."""
+    last = found.history.attempts[-1]
+    record = found.ledgers.step(last.seq, steps)
+    return record is not None and len(record.lines) == last.topology.mesh.world_size
+
+
+def empty(store: Store) -> int:
+    """Delete everything below the store's prefix; how many objects."""
+    keys = [found.key for found in store.list("")]
+    store.delete(keys)
+    store.discard_unfinished("", lambda _: True)
+    return len(keys)
