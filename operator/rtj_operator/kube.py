@@ -52,6 +52,7 @@ SECRETS = Kind("", "v1", "Secret", "secrets")
 CORE_EVENTS = Kind("", "v1", "Event", "events")
 EVENTS = Kind("events.k8s.io", "v1", "Event", "events")
 LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+WORKLOADS = Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 NODES = Kind("", "v1", "Node", "nodes", namespaced=False)
 NAMESPACES = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
 

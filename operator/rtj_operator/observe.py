@@ -21,6 +21,7 @@ from rtj_operator.classify import SILENCE_SECONDS
 from rtj_operator.decide.observed import Capacity, JobView, Observed, PodView
 from rtj_operator.kube import CORE_EVENTS, JOBS, NODES, PODS, Forbidden, Kube, KubeError, NotFound, Object
 from rtj_operator.podview import condition, job_view, pod_view, unix
+from rtj_operator.queuewords import QueueWords
 from rtj_operator.silence import Silence
 from rtj_operator.standstill import Standstill
 from rtj_operator.usage import UsageCache
@@ -90,6 +91,7 @@ class Observer:
         self._standstill = Standstill()
         self._session: aiohttp.ClientSession | None = None
         self._no_nodes_until = 0.0
+        self._queue_words = QueueWords(kube)
         self._usage = UsageCache(kube)
 
     async def close(self) -> None:
@@ -264,6 +266,8 @@ class Observer:
             old = abs(age) > REFUSED_AFTER  # by two clocks: what comes out below 0 is no young Job
             if made < view.parallelism and old and not view.suspended and not view.deleting:
                 view = replace(view, refused=await self._refused(job))
+            if view.suspended:
+                view = replace(view, queue_says=await self._queue_words.of(job))
             views.append(view)
         return tuple(views)
 

@@ -34,7 +34,7 @@ def job_view(job: Object, placement_label: str) -> JobView | None:
     number = _number((meta.get("labels") or {}).get(placement_label))
     if number is None:
         return None
-    failed = condition(job, "Failed")
+    failed, pause = condition(job, "Failed"), condition(job, "Suspended")
     return JobView(
         name=meta["name"],
         uid=meta["uid"],
@@ -46,6 +46,7 @@ def job_view(job: Object, placement_label: str) -> JobView | None:
         failed=f"{failed.get('reason', '')}: {failed.get('message', '')}"
         if failed.get("status") == "True"
         else "",
+        resumed_at=unix(pause.get("lastTransitionTime")) if pause.get("status") == "False" else None,
     )
 
 
@@ -77,6 +78,7 @@ def pod_view(
         phase=status.get("phase") or "Pending",
         deleting="deletionTimestamp" in meta,
         grace_seconds=float(meta.get("deletionGracePeriodSeconds") or 0),
+        created_at=unix(meta.get("creationTimestamp")),
         gone=gone,
         ready=ready.get("status") == "True",
         scheduled=scheduled.get("status") == "True",

@@ -393,6 +393,7 @@ IN_NAMESPACES = {
     *((CORE, "pods", v) for v in ("list", "watch", "create", "patch", "delete")),
     (CORE, "events", "list"),
     ("events.k8s.io", "events", "create"),
+    ("kueue.x-k8s.io", "workloads", "list"),
     (CORE, "secrets", "get"),
     (CORE, "namespaces", "get"),
 }

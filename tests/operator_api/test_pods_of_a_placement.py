@@ -208,6 +208,22 @@ def test_a_queue_is_a_label_of_the_job(raw_job: Raw) -> None:
     assert "kueue.x-k8s.io/queue-name" not in build(raw_job("smallest"))["metadata"]["labels"]
 
 
+def test_a_queue_learns_of_the_priority_and_how_few_pods_would_do(raw_job: Raw) -> None:
+    raw = raw_job("full")
+    raw["spec"]["scheduling"]["priorityClass"] = "research"
+    full = build(raw, Placement(1, 8))["metadata"]
+    assert full["labels"]["kueue.x-k8s.io/priority-class"] == "research"
+    assert full["annotations"] == {
+        "kueue.x-k8s.io/job-min-parallelism": "2",
+        "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
+    }
+    assert "annotations" not in build(raw, Placement(1, 2))["metadata"], "Kueue refuses a least that is all"
+    del raw["spec"]["scheduling"]["queue"]
+    alone = build(raw, Placement(1, 8))["metadata"]
+    assert "annotations" not in alone
+    assert not [name for name in alone["labels"] if name.startswith("kueue")]
+
+
 def test_the_selector_finds_exactly_what_is_labelled(raw_job: Raw) -> None:
     raw = raw_job("full")
     wanted = dict(pair.split("=") for pair in selector(parse_job(raw)).split(","))

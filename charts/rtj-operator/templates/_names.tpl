@@ -50,6 +50,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list]               # why a Job's pods are refused
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list]               # why a queue has not admitted a job (spec.scheduling.queue)
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

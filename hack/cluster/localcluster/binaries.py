@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,15 +163,19 @@ def build(settings: Settings) -> None:
         )
     for family in FAMILIES:
         wanted = [program for program in family.programs if program.name in absent]
-        if wanted:
-            module = _prepare_module(settings, family)
-            for program in wanted:
-                _build_program(settings, module, program)
+        build_family(family, wanted, modules=settings.cache / "go" / key(), target=folder(settings))
 
 
-def _prepare_module(settings: Settings, family: Family) -> Path:
+def build_family(family: Family, wanted: Sequence[Program], *, modules: Path, target: Path) -> None:
+    """Build programs of a family into `target`; its Go module lies below `modules`."""
+    if wanted:
+        module = _prepare_module(modules / family.name, family)
+        for program in wanted:
+            _build_program(target, module, program)
+
+
+def _prepare_module(module: Path, family: Family) -> Path:
     """Write the family's go.mod and the imports that make its programs' packages part of it."""
-    module = settings.cache / "go" / key() / family.name
     module.mkdir(parents=True, exist_ok=True)
     if not (module / "go.mod").exists():
         lines = [f"module rtj.local/{family.name}", "", f"go {_GO}", ""]
@@ -195,10 +200,10 @@ def _staging_replacements() -> list[str]:
     return [f"replace {path} => {path} {release}" for path in staging]
 
 
-def _build_program(settings: Settings, module: Path, program: Program) -> None:
+def _build_program(target: Path, module: Path, program: Program) -> None:
     started = time.monotonic()
     print(f"building {program.name} ...", file=sys.stderr, flush=True)
-    draft = folder(settings) / f".{program.name}.{os.getpid()}"
+    draft = target / f".{program.name}.{os.getpid()}"
     argv = ["nice", "go", "build", "-mod=mod", "-buildvcs=false", "-ldflags", program.ldflags]
     argv += ["-tags", program.tags] if program.tags else []
     env = {**os.environ, "CGO_ENABLED": "1" if program.cgo else "0", "GOFLAGS": "", "GOWORK": "off"}
@@ -208,5 +213,5 @@ def _build_program(settings: Settings, module: Path, program: Program) -> None:
         raise ClusterError(
             f"{program.name} does not build (what is built stays; run `build` again)\n{error}"
         ) from error
-    draft.rename(folder(settings) / program.name)
+    draft.rename(target / program.name)
     print(f"built {program.name} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

@@ -206,7 +206,7 @@ class Cluster:
 
     def _stop_in_order(self) -> None:
         names = [record.spec.name for record in self.processes.records()]
-        groups = ("kubelet-", "kube-", "coredns", "etcd", "s3", "forwarder", "containerd-")
+        groups = ("kubelet-", "kube-", "kueue", "coredns", "etcd", "s3", "forwarder", "containerd-")
         self.processes.stop([name for name in names if name.startswith(groups[0])], grace=3.0)
         self.processes.stop([name for name in names if name.startswith(groups[1:])], grace=2.0)
 

@@ -54,6 +54,16 @@ def create(settings: Settings, nodes: list[NodeName]) -> None:
     write_kubeconfig(folder, "admin", settings.kubeconfig, f"https://127.0.0.1:{settings.api_port}")
 
 
+def issue_server(settings: Settings, name: str) -> None:
+    """A certificate of this authority for a server beside the API server: NAME.crt and NAME.key."""
+    _issue(settings.pki, _Identity(name, f"/CN={name}", f"IP:{CONTROL_PLANE_IP}"))
+
+
+def authority(settings: Settings) -> str:
+    """The authority's certificate as API objects carry it."""
+    return _encoded(settings.pki / "ca.crt")
+
+
 def _identities(nodes: list[NodeName]) -> list[_Identity]:
     server_names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
     server_names += ["kubernetes.default.svc.cluster.local"]

@@ -131,6 +131,11 @@ class Processes:
                     send(record.pid, signal.SIGKILL)
             until(lambda: not any(record.alive for record in doomed), 5.0)
 
+    def forget(self, name: str) -> None:
+        """Stop a process that the cluster can be without, and its record with it; nothing when there is none."""
+        self.stop([name])
+        (self._settings.run / f"{name}.json").unlink(missing_ok=True)
+
     def restart(self, name: str) -> None:
         """Start a stopped process again, as it was; nothing happens when it runs."""
         record = self.record(name)

@@ -214,7 +214,12 @@ class Scheduling(SpecModel):
     """How pods get their nodes."""
 
     queue: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    """Kueue LocalQueue. Becomes a label of the placement's Job."""
+    """Kueue LocalQueue. Becomes a label of the placement's Job. With `elastic`, Kueue may admit fewer pods."""
+    priority_class: str | None = Field(
+        default=None, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+    )
+    """Kueue WorkloadPriorityClass: whom it preempts, and who preempts it. Left out: the priority of
+    template.spec.priorityClassName."""
 
 
 class Drill(SpecModel):

@@ -52,6 +52,8 @@ class PlacementStatus(ApiModel):
     """Digest of what the Job was built from; another digest asks for a new placement."""
     wanted_nodes: int | None = None
     """Nodes that the spec asked for when it was decided; more than `nodes` when capacity was missing."""
+    requested_nodes: int | None = None
+    """Pods that were asked of the queue, where it has admitted fewer: such a placement does not grow by itself."""
     lost_nodes: list[str] = Field(default_factory=list, max_length=64)
     """Nodes lost before it: its pods keep away from them, since a lost node may look ready for some seconds more."""
     excluded_nodes: list[str] = Field(default_factory=list, max_length=32)

@@ -23,6 +23,7 @@ from rtj_operator.decide.observed import Observed
 from rtj_operator.decide.over import already_over
 from rtj_operator.decide.place import clear_away, create_job, new_placement, pods_missing
 from rtj_operator.decide.progress import training, with_commits, with_progress
+from rtj_operator.decide.queued import admitted_size
 from rtj_operator.decide.refused import as_placed, goes_on, held_back
 from rtj_operator.decide.removal import finalizer_waits, removal, with_finalizer
 from rtj_operator.decide.reopened import reopened, with_failed_spec
@@ -135,6 +136,7 @@ CHECKS: tuple[Check, ...] = (
     job_missing,
     spec_changed,
     size_changed,
+    admitted_size,
     job_altered,
     pods_missing,
     plan_incomplete,

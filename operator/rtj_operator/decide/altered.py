@@ -38,7 +38,7 @@ def _how(view: View) -> str:
     job, live = view.job, [p for p in view.standing if p.live]
     seconds = [later for one, later in pairwise(live) if one.index == later.index]
     surplus = [p.name for p in live if p.index >= view.size or p in seconds]
-    if job is None or (job.parallelism == view.size and not surplus):
+    if job is None or job.suspended or (job.parallelism == view.size and not surplus):
         return ""
     more = f", too many: {', '.join(surplus[:3])}" if surplus else ""
     return f"Job {job.name} was made for {many(view.size, 'pod')} and now asks for {job.parallelism}{more}"

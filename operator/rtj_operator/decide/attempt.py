@@ -37,6 +37,7 @@ from rtj_operator.decide.hang import hung, stacks_first
 from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.progress import has_trained, span
+from rtj_operator.decide.queued import by_queue, interrupted, requeued, saved_for_queue
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.unstarted import with_unstarted
@@ -50,7 +51,9 @@ from trainer_sidecar.contract.restore_fault import RestoreFault
 
 def attempt_ended(view: View) -> Step | None:
     """What follows when ranks or pods of the placement have ended."""
-    end = view.end or _job_failed(view)
+    end = interrupted(view) or view.end or _job_failed(view)
+    if isinstance(end, End):
+        end = by_queue(view, end)
     if end is None and (stuck := hung(view)) is not None:
         if (step := stacks_first(view, stuck)) is not None:
             return step
@@ -69,7 +72,9 @@ def after_end(view: View, end: End) -> Step:
     """Failed, or the next attempt: in the same pods when all are there, else in a new placement."""
     # The checkpoint's fault, it seems: counted once the fence has looked.
     bad = end.outcome == RESTORE_POINT_BAD
-    status = with_unstarted(view, record_end(view, view.status, end, ordered=bad), end)
+    status = record_end(view, view.status, end, ordered=bad)
+    if interrupted(view) is None:
+        status = with_unstarted(view, status, end)
     step = _failed_for_good(view, status, end) or _goes_on(view, status, end)
     return _add_event(step, ended_event(view, step.status, end))
 
@@ -108,6 +113,8 @@ def _failed_for_good(view: View, status: JobStatus, end: End) -> Step | None:
 def _goes_on(view: View, status: JobStatus, end: End) -> Step:
     if status.excluded_nodes != view.status.excluded_nodes:
         return _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end, status))
+    if view.paused or interrupted(view) is not None:
+        return requeued(view, status, end.cause)
     if not end.in_place:
         return new_placement(view, status, end.cause, end)
     return start_attempt(replace(view, status=status), end) or Step(status, (), WATCH_SECONDS)
@@ -256,7 +263,7 @@ def _cause(view: View) -> Cause:
     """The first attempt of a placement has the placement's cause, a later one that of the end before it."""
     placement, records = view.status.placement, view.status.attempts
     if records and records[-1].placement == view.number:
-        return cause_after(records[-1])
+        return placement.cause if placement and saved_for_queue(records[-1]) else cause_after(records[-1])
     return placement.cause if placement else Cause.FIRST
 
 

@@ -40,6 +40,7 @@ class PodView:
     """Grace period that it is deleted with; 0 while nobody deletes it."""
     overdue_seconds: float = 0.0
     """Seconds for which this process has seen it being deleted beyond its grace period: its kubelet does not answer."""
+    created_at: float = 0.0
     gone: bool = False
     """Deleted: this is the last body that the watch saw (operator.md O9)."""
     ready: bool = False
@@ -138,6 +139,10 @@ class JobView:
     """Sentence of the Failed condition."""
     refused: str = ""
     """Sentence of the newest FailedCreate event: why Kubernetes refuses its pods (operator.md O16)."""
+    resumed_at: float | None = None
+    """When it was started again, or for the first time, after it had been suspended; None: it is, or never was."""
+    queue_says: str = ""
+    """Why its queue has not admitted it, in the queue's words; empty when it is not suspended or that is not known."""
 
 
 @dataclass(frozen=True)

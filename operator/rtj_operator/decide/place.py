@@ -28,6 +28,8 @@ SETTLE_SECONDS = 4.0
 """After a pod has left, the scheduler may need so long to try again."""
 LAUNCH_LOOK_SECONDS = 0.15
 """At the least between two looks at whether launchers have come up."""
+QUEUE_LOOK_SECONDS = 5.0
+"""Between two looks at what a queue says; that it has admitted the Job is seen at once."""
 LOST_NODE_SECONDS = 60.0
 """A node that we lost but Kubernetes kept calling ready is trusted again after so long."""
 
@@ -193,25 +195,35 @@ def pods_missing(view: View) -> Step | None:
     if view.job is not None and view.job.refused:
         quota = "exceeded quota" in view.job.refused
         reason, text = (Reason.QUOTA_EXCEEDED if quota else Reason.POD_REFUSED), view.job.refused
-    if view.job is not None and view.job.suspended:
-        reason, text = Reason.QUEUED, f"Job {view.job.name} is suspended: a queue has not admitted it yet"
+    if waits := waits_in_queue(view):
+        reason, text = Reason.QUEUED, waits
     if why := why_unstarted(status):
         text = f"{text}; {why}"
     text = with_advice(text, while_waiting(view, reason))
     phase = Phase.PENDING if up == 0 else Phase.STARTING
     troubled = reason not in (Reason.PODS_PENDING, Reason.QUEUED)
     status = told(status, phase, reason, text)
-    events = (
-        (Event(EventReason.WAITING, text, f"waiting/{view.number}/{reason}", warning=True),)
-        if troubled
-        else ()
-    )
+    waiting = Event(EventReason.WAITING, text, f"waiting/{view.number}/{reason}", warning=troubled)
+    events = (waiting,) if reason != Reason.PODS_PENDING else ()
     return Step(status, (), _next_look(view), events, (reason, text) if troubled else None)
+
+
+def waits_in_queue(view: View) -> str:
+    """The sentence of a placement that its queue has not admitted, or has preempted; empty when nothing waits."""
+    job, queue = view.job, view.spec.scheduling.queue
+    if job is None or not job.suspended:
+        return ""
+    if not queue:
+        return f"Job {job.name} is suspended: somebody has done that, and it goes on once it is not any more"
+    said = f": {job.queue_says}" if job.queue_says else ""
+    return f"Job {job.name} is suspended: queue {queue} has not admitted it yet{said}"
 
 
 def _next_look(view: View) -> float:
     """Seconds. Sidecars that answer know of their launchers before the kubelet tells: they are asked often at first,
     and seldom when many jobs start at once or an image is pulled, which takes longer."""
+    if view.job is not None and view.job.suspended:
+        return QUEUE_LOOK_SECONDS
     if view.status.placement is None or not any(p.polled and not p.up for p in view.standing):
         return WATCH_SECONDS
     return min(WATCH_SECONDS, max(LAUNCH_LOOK_SECONDS, view.apart(view.status.placement.created_at) / 10))
@@ -239,6 +251,7 @@ def _avoided(placement: PlacementStatus | None) -> tuple[str, ...]:
 def _shrunk(placement: PlacementStatus | None) -> bool:
     return (
         placement is not None
+        and placement.requested_nodes is None  # not for want of room: the queue is asked for all again
         and placement.wanted_nodes is not None
         and placement.nodes < placement.wanted_nodes
     )

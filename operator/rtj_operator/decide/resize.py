@@ -127,6 +127,8 @@ def room_to_grow(view: View) -> Step | None:
     placement, want, status = view.status.placement, view.want, view.status
     if placement is None or placement.nodes >= want.nodes or not view.running:
         return None
+    if placement.requested_nodes is not None:  # nodes have room, the queue's quota had not
+        return None
     fits = room(view, placement.lost_nodes, placement.created_at.timestamp())
     larger = want.largest(fits) if fits is not None else None
     if larger is None or larger <= placement.nodes:

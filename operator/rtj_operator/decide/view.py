@@ -107,6 +107,23 @@ class View:
         return tuple(p for p in self.pods if not p.gone)
 
     @property
+    def earlier(self) -> tuple[PodView, ...]:
+        """Pods of the current placement that its queue has ended by suspending the Job, or is about to: while that is
+        suspended all, afterwards those from before it was started again (O2)."""
+        job = self.job
+        if job is None or not (job.suspended or job.resumed_at):
+            return ()
+        return tuple(p for p in self.pods if job.suspended or p.created_at < (job.resumed_at or 0))
+
+    @property
+    def paused(self) -> bool:
+        """The Job has been suspended since the current attempt's plan was published: no pod of now carries that."""
+        job, attempt, earlier = self.job, self.status.attempt, self.earlier
+        if job is None or attempt is None or not self.running or not (job.suspended or job.resumed_at):
+            return False
+        return not any(p.plan and p.plan.nonce == attempt.nonce for p in self.pods if p not in earlier)
+
+    @property
     def first(self) -> PodView | None:
         """Pod 0 of the current placement, whose sidecar coordinates; None when it does not exist."""
         return next((p for p in self.standing if p.index == 0), None)
@@ -146,10 +163,11 @@ class View:
         """How the running attempt, or the placement before one, ended, as far as can be seen now."""
         if not self.placed:
             return None
-        attempt = self.status.attempt if self.running else None
+        attempt, earlier = self.status.attempt if self.running else None, self.earlier
+        pods = earlier if self.paused else tuple(p for p in self.pods if p not in earlier)
         if attempt is None or attempt.epoch is None:
-            return attempt_end(self.pods, self.size, NO_EPOCH)
-        return attempt_end(self.pods, self.size, attempt.epoch, attempt.started_at.timestamp())
+            return attempt_end(pods, self.size, NO_EPOCH)
+        return attempt_end(pods, self.size, attempt.epoch, attempt.started_at.timestamp())
 
 
 @dataclass(frozen=True)

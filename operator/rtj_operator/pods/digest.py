@@ -13,7 +13,7 @@ def spec_digest(job: ResumableTrainingJob) -> str:
     """16 hex digits over template, staging, store, status port, queue and start-up time-out."""
     spec = job.spec
     store = spec.checkpoint.store
-    parts = [
+    parts: list[object] = [
         spec.template,
         spec.checkpoint.staging.to_dict(),
         [store.url, store.endpoint, store.region, store.credentials_secret],
@@ -22,4 +22,6 @@ def spec_digest(job: ResumableTrainingJob) -> str:
         spec.scheduling.queue,
         spec.restart.startup_timeout_seconds,
     ]
+    if spec.scheduling.priority_class is not None:  # jobs without one keep their digest
+        parts.append(spec.scheduling.priority_class)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -15,13 +15,17 @@ from rtj_operator.api.names import (
     MANAGED_BY_LABEL,
     MANAGED_BY_VALUE,
     PLAN_VOLUME,
+    QUEUE_COMPLETIONS_ANNOTATION,
     QUEUE_LABEL,
+    QUEUE_LEAST_ANNOTATION,
+    QUEUE_PRIORITY_LABEL,
     SHARED_VOLUME,
     SHM_VOLUME,
     TRAINER_CONTAINER,
     placement_name,
 )
 from rtj_operator.api.template import trainer
+from rtj_operator.mesh import workable_sizes
 from rtj_operator.pods.affinity import away_from
 from rtj_operator.pods.memory import sidecar_resources
 from rtj_operator.pods.settings import PodSettings
@@ -50,15 +54,15 @@ def build_job(
     job: ResumableTrainingJob, spec: EffectiveSpec, placement: Placement, settings: PodSettings
 ) -> JsonObject:
     """The Job of `placement`. Raises ValueError when the template has no trainer (`validate` has said so before)."""
-    labels = pod_labels(job, placement.number)
-    queue = job.spec.scheduling.queue
+    labels, annotations = _for_queue(job, spec, placement)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": placement_name(job.metadata.name, placement.number),
             "namespace": job.metadata.namespace,
-            "labels": {**labels, **({QUEUE_LABEL: queue} if queue else {})},
+            "labels": {**pod_labels(job, placement.number), **labels},
+            **({"annotations": annotations} if annotations else {}),
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
@@ -71,6 +75,23 @@ def build_job(
             "template": _template(job, spec, placement, settings),
         },
     }
+
+
+def _for_queue(
+    job: ResumableTrainingJob, spec: EffectiveSpec, placement: Placement
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(labels, annotations) for Kueue, which suspends a Job with its label as it is created. Where fewer pods would do
+    it may admit fewer, and completions follow: the plan is made once they are up (O13)."""
+    scheduling = job.spec.scheduling
+    if not scheduling.queue:
+        return {}, {}
+    labels = {QUEUE_LABEL: scheduling.queue}
+    if scheduling.priority_class:
+        labels[QUEUE_PRIORITY_LABEL] = scheduling.priority_class
+    least = min(workable_sizes(spec.mesh), default=placement.nodes)
+    if least >= placement.nodes:
+        return labels, {}
+    return labels, {QUEUE_LEAST_ANNOTATION: str(least), QUEUE_COMPLETIONS_ANNOTATION: "true"}
 
 
 def pod_labels(job: ResumableTrainingJob, placement: int) -> dict[str, str]:
