@@ -1,4 +1,8 @@
-"""The images as they are built: labels, and a bill of materials that lists what their own Python holds."""
+"""The images as they are built: labels, and a bill of materials that lists what their own Python holds.
+
+The target `trainer` holds 5 GB of torch and is built by hand; what is built here is its sibling for bases with a torch
+of their own, which differs in where the packages come from.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -28,19 +33,17 @@ OURS = {
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
+TAGS = {
+    "operator": "localhost/rtj-operator:dev",
+    "sidecar": "localhost/rtj-sidecar:operator-test",
+    "trainer-from-base": "localhost/rtj-trainer:from-base",
+}
+
+
 def built(target: str) -> Path:
     """The docker archive of a target; not built again where the tests on the cluster have done so."""
-    tag = {"operator": "localhost/rtj-operator:dev", "sidecar": "localhost/rtj-sidecar:operator-test"}[target]
-    command = [
-        sys.executable,
-        str(ROOT / "hack" / "cluster"),
-        "image",
-        "build",
-        "--target",
-        target,
-        "--tag",
-        tag,
-    ]
+    tool = str(ROOT / "hack" / "cluster")
+    command = [sys.executable, tool, "image", "build", "--target", target, "--tag", TAGS[target]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return Path(done.stdout.split()[-1])
@@ -91,3 +94,51 @@ def test_an_image_has_its_labels_and_a_bill_that_lists_what_it_holds(target: str
     assert not [name for name in installed if name.startswith(("pip-", "setuptools-"))]
     compiled = {found[1] for name in names if (found := re.search(r"/(\w+)\.cpython-\d+\.pyc$", name))}
     assert {"argparse", "plan"} <= compiled, "of Python itself and of ours: a start compiles nothing"
+
+
+LIBRARY = {"__init__.py", "contract", "dcp", "integrations", "launch.py", "py.typed", "store", "train"}
+INSIDE = """
+import os, sys
+sys.path.append("/torch")  # behind the image's own packages
+import boto3, pydantic, torch
+import trainer_sidecar.dcp, trainer_sidecar.store.open
+from trainer_sidecar.train import Session
+files = [module.__file__ for module in (pydantic, boto3, trainer_sidecar, torch)]
+print(os.getuid(), os.getcwd(), Session.__name__, *files)
+"""
+
+
+def test_the_library_goes_into_an_image_that_brings_torch_and_runs_there(tmp_path: Path) -> None:
+    """The base has no torch; this machine's stands in for that of a base image, which is not on any disk here."""
+    archive = built("trainer-from-base")
+    labels, bills, names = opened(archive)
+    assert labels["org.opencontainers.image.title"] == "rtj-trainer"
+    ((path, text),) = bills.items()
+    assert path == "sbom/rtj-trainer.cdx.json"
+    listed = {c["name"]: {c["version"]} for c in json.loads(text)["components"]}
+    assert listed == read_pins(ROOT / "requirements" / "sidecar.txt")
+    found = (re.fullmatch(r"usr/local/lib/.*/trainer_sidecar/([^/]+)(/.*)?", name) for name in names)
+    assert {match[1] for match in found if match} - {"__pycache__"} == LIBRARY
+    assert not [name for name in names if name.startswith(("src/", "locks/"))], "nothing of the build"
+    uid, folder, session, *files = inside(tmp_path, archive, INSIDE)
+    assert (uid, folder, session) == ("65532", "/workspace", "Session")
+    assert [file.split("/")[1] for file in files] == ["usr", "usr", "usr", "torch"]
+
+
+def inside(folder: Path, archive: Path, code: str) -> list[str]:
+    """Words that Python code prints in an image, as its user, with this machine's packages at /torch."""
+    tool = ["buildah", f"--root={folder}/storage", f"--runroot={folder}/run", "--storage-driver=overlay"]
+    packages = f"{sysconfig.get_path('purelib')}:/torch:ro"
+
+    def do(*words: str) -> str:
+        done = subprocess.run([*tool, *words], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    try:
+        container = do("from", f"docker-archive:{archive}").split()[-1]
+        run = ("run", "--isolation=chroot", f"--volume={packages}", container, "--", "python3", "-c", code)
+        return do(*run).split()
+    finally:
+        subprocess.run([*tool, "rm", "--all"], capture_output=True, timeout=60, check=False)
+        subprocess.run(["umount", f"{folder}/storage/overlay"], capture_output=True, timeout=60, check=False)
