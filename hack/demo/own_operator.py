@@ -46,11 +46,12 @@ def find(cluster: Kubectl, settings: OwnSettings) -> Found:
     there = tuple(sorted(line.partition("/")[2] for line in listed.split()))
     everywhere = cluster.may("list", "deployments.apps", "--all-namespaces")
     scope = ["--all-namespaces"] if everywhere else ["-n", settings.namespace]
-    for item in cluster.get("deployments.apps", "-l", LABEL, *scope)["items"]:
-        meta = item["metadata"]
-        ours = (meta["namespace"], meta["name"]) == (settings.namespace, RELEASE)
-        return Found(there, f"{meta['namespace']}/{meta['name']}", ours)
-    return Found(there)
+    own = f"{settings.namespace}/{RELEASE}"
+    items = cluster.get("deployments.apps", "-l", LABEL, *scope)["items"]
+    names = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items]
+    if theirs := [name for name in names if name != own]:
+        return Found(there, theirs[0])
+    return Found(there, own, ours=True) if names else Found(there)
 
 
 def check_installable(settings: OwnSettings) -> None:
