@@ -1,0 +1,53 @@
+"""What `ResumableTrainer` refuses, each by its words, into `<TINY_OUT>/torchtitan-e<epoch>-r0.json`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, os.path.abspath(os.environ.get("TITAN_HOME", ".")))
+sys.path.insert(0, str(Path(__file__).parent))
+import torchtitan_on_cpu  # noqa: F401
+from my_config import any_mesh
+
+from trainer_sidecar.integrations.torchtitan import SessionDataLoader
+from trainer_sidecar.train import environment
+
+os.chdir(os.environ["TITAN_HOME"])
+plan = environment.read_plan(os.environ, environment.Seat.read(os.environ))
+
+
+def words(part, **settings):
+    config = any_mesh()
+    config.training.disable_cuda_graphs = True  # torchtitan itself refuses them with pipeline stages
+    for name, value in settings.items():
+        setattr(getattr(config, part), name, value)
+    try:
+        config.build()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+told = {
+    "tp": words("parallelism", tensor_parallel_degree=2),
+    "pp": words("parallelism", pipeline_parallel_degree=2),
+    "cp": words("parallelism", context_parallel_degree=2),
+    "ep": words("parallelism", expert_parallel_degree=2),
+    "dp": words("parallelism", data_parallel_shard_degree=4),
+    "hsdp": words("parallelism", data_parallel_replicate_degree=2),
+    "comm": words("comm", mode="fake_backend"),
+    "step": words("checkpoint", load_step=4),
+    "only": words("checkpoint", load_only=True),
+    "seed": words("checkpoint", create_seed_checkpoint=True),
+    "part": words("checkpoint", exclude_from_loading=["lr_scheduler"]),
+    "export": words("checkpoint", last_save_in_hf=True),
+    "elsewhere": words("checkpoint", initial_load_path="/there", initial_load_model_only=False),
+}
+loader = any_mesh().dataloader.build(tokenizer=None, seq_len=4)
+assert isinstance(loader, SessionDataLoader)
+try:
+    iter(loader)
+except TypeError as error:
+    told["alone"] = str(error)
+Path(os.environ["TINY_OUT"], f"torchtitan-e{plan.epoch}-r0.json").write_text(json.dumps(told))
