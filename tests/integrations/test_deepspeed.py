@@ -69,9 +69,16 @@ def after(step: int, all_losses: dict[int, float]) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeepSpeedLab]:
-    made = DeepSpeedLab(tmp_path_factory.mktemp("deepspeed"))
-    yield made
-    made.close()
+    root = tmp_path_factory.mktemp("deepspeed")
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get(
+            "PYTHONDONTWRITEBYTECODE"
+        ):  # else each process compiles what it imports, for ten seconds
+            patch.delenv("PYTHONDONTWRITEBYTECODE")
+            patch.setenv("PYTHONPYCACHEPREFIX", str(root / "pyc"))
+        made = DeepSpeedLab(root)
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +159,6 @@ def test_a_change_of_ranks_is_refused_by_name_without_one_converter_that_works(
 
 
 def rtj_run(store: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Ends by itself; what is imported is compiled once for all attempts."""
     words = [
         "run",
         f"--store=file://{store}",
@@ -163,10 +169,7 @@ def rtj_run(store: Path, *options: str, **env: str) -> subprocess.CompletedProce
     ]
     return subprocess.run(
         [sys.executable, "-m", "trainer_sidecar.cli", *words, *options, "--", str(SCRIPTS / SCRIPT)],
-        env={
-            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-            **{"PYTHONPYCACHEPREFIX": str(store.parent / "pyc"), "DS_ACCELERATOR": "cpu", **env},
-        },
+        env={**os.environ, "DS_ACCELERATOR": "cpu", **env},
         capture_output=True,
         text=True,
         timeout=240,

@@ -21,6 +21,7 @@ from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
 from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.contract.restore_fault import parse_restore_fault
+from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.dcp import CheckpointRefused, SidecarReader
 from trainer_sidecar.train import (
     FolderRefused,
@@ -29,12 +30,14 @@ from trainer_sidecar.train import (
     ResumeRefused,
     SaveFailed,
     TrainingLibraryError,
+    folder_migration,
     folder_restore,
     folder_session,
     folder_sharing,
 )
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.folder_files import FoundFile, check_path, found_files, told
+from trainer_sidecar.train.folder_migration import Migration
 from trainer_sidecar.train.folder_restore import RestoredFolder
 from trainer_sidecar.train.folder_sharing import dealt, meet
 
@@ -360,6 +363,67 @@ def test_a_volume_that_is_full_is_no_refusal_wherever_it_is_met(
             with pytest.raises(error, match="No space left") as failed:
                 handed_out(lab, point, tmp_path / where, monkeypatch)
         assert not isinstance(failed.value, ResumeRefused)
+
+
+CHANGE = Mesh(dp=2, zero=1), Mesh(dp=1, zero=1)
+
+
+def rank_folders(root: Path, **latest: str) -> list[Path]:
+    """One for each, with a shard of its own and a `latest`."""
+    for name, text in latest.items():
+        (root / name / "step-4").mkdir(parents=True)
+        (root / name / "step-4" / f"{name}.pt").write_text(name)
+        (root / name / "latest").write_text(text)
+    return [root / name for name in latest]
+
+
+def test_a_migration_gets_one_folder_with_the_files_of_all_pods_and_leaves_its_result_alone(
+    tmp_path: Path,
+) -> None:
+    seen: list[str] = []
+
+    def convert(source: Path, target: Path) -> None:
+        seen.extend(file.path for file in found_files(source))
+        assert not list(target.iterdir())
+        (target / "universal").write_text("both")
+
+    made = folder_migration.migrate(
+        Migration("to-universal", convert, *CHANGE), tmp_path, rank_folders(tmp_path, a="step-4", b="step-4")
+    )
+    assert seen == ["latest", "step-4/a.pt", "step-4/b.pt"]
+    assert (made.folder, made.files, made.bytes) == (tmp_path / "to-universal", 1, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["to-universal"]
+
+
+def test_a_migration_that_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -> None:
+    def full(_: Path, __: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def ends(_: Path, __: Path) -> None:
+        raise SystemExit(2)
+
+    name = r"migration 'm' from dp2xtp1xpp1/zero1 to dp1xtp1xpp1/zero1"
+    for number, (convert, error, said) in enumerate(
+        (
+            (ends, FolderRefused, name + r" failed: SystemExit: 2; its input lies in \S+/all-ranks: repair"),
+            (lambda *_: None, FolderRefused, name + r" wrote no file into \S+/m: the converter gets"),
+            (full, OSError, "No space left"),
+        )
+    ):
+        root = tmp_path / str(number)
+        with pytest.raises(error, match=said):
+            folder_migration.migrate(Migration("m", convert, *CHANGE), root, rank_folders(root, a="step-4"))
+        assert (root / "a" / "latest").exists(), "the input stays"
+    root = tmp_path / "unlike"
+    with pytest.raises(
+        FolderRefused, match=r"'latest' of b is another file than that of the ranks before it"
+    ):
+        folder_migration.migrate(
+            Migration("m", ends, *CHANGE), root, rank_folders(root, a="step-4", b="step-2")
+        )
+    for wrong in ("../x", "rank-00000", "all-ranks", "", "Big"):
+        with pytest.raises(ValueError, match="cannot name a migration"):
+            folder_migration.check_names({wrong: ends})
 
 
 def test_only_plain_files_below_the_folder_are_kept(tmp_path: Path) -> None:
