@@ -1,0 +1,104 @@
+"""What a script's train loader would read, and in which order: data, collate and workers for the session, or a refusal.
+
+The session decides which sample comes next, so a loader's own order is refused unless it is the plain shuffle that the
+session's replaces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.train import Mixture, Packed, StatefulLoader, Streams
+
+log = logging.getLogger("rtj.train")
+_OURS = (Mixture, Packed, Streams, StatefulLoader)
+_OPTIONS = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "timeout",
+    "worker_init_fn",
+)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """For `Session.from_env` and `Session.loader`."""
+
+    data: Any
+    collate: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    batch_size: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def samples(self, global_batch: int) -> int | None:
+        """Of one pass, as the session counts them; None: nobody knows."""
+        if isinstance(self.data, _OURS) or not hasattr(self.data, "__len__"):
+            return None
+        return len(self.data) - (len(self.data) % global_batch if self.drop_last else 0)
+
+    def tell_batch(self, plan: Plan, accumulation: int, rank: int) -> None:
+        """Warn where a step has another number of samples than the script says."""
+        batch, ranks = plan.topology.batch.global_batch_size, plan.topology.mesh.dp
+        if rank == 0 and self.batch_size and self.batch_size * accumulation * ranks != batch:
+            log.warning(
+                "a step has %d samples, the plan's global batch (--global-batch of rtj run, batch.globalBatchSize of a "
+                "job); not used: batch_size %d x accumulate_grad_batches %d on %d ranks, which make %d",
+                batch,
+                self.batch_size,
+                accumulation,
+                ranks,
+                self.batch_size * accumulation * ranks,
+            )
+
+
+def feed_of(loader: Any) -> Feed:
+    """The feed of what `fit` was given, or `train_dataloader()` returned. Raises ValueError where it cannot resume."""
+    if isinstance(loader, _OURS):
+        return Feed(loader)
+    if not isinstance(loader, DataLoader):
+        raise ValueError(
+            f"the train loader is a {type(loader).__name__}: give one DataLoader over a map-style dataset, or a "
+            "Mixture, Packed documents, Streams or a StatefulLoader of trainer_sidecar.train (docs/data.md)"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            "the train loader reads an IterableDataset, which every attempt would read from its beginning: give a "
+            "map-style one, or trainer_sidecar.train.Streams of its shards (docs/data.md)"
+        )
+    if not isinstance(loader.dataset, _OURS):
+        _refuse_order(loader)
+    return Feed(
+        loader.dataset,
+        loader.collate_fn,
+        loader.drop_last,
+        loader.batch_size,
+        {name: getattr(loader, name) for name in _OPTIONS},
+    )
+
+
+def _refuse_order(loader: DataLoader[Any]) -> None:
+    batches, sampler = loader.batch_sampler, loader.sampler
+    if type(batches) is not BatchSampler:
+        raise ValueError(
+            f"the train loader has a batch_sampler of its own ({type(batches).__name__}): the session decides order "
+            "and batches (docs/data.md), give batch_size and shuffle=True"
+        )
+    if isinstance(sampler, RandomSampler):
+        plain = not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    else:
+        plain = isinstance(sampler, DistributedSampler) and sampler.shuffle
+    if not plain:
+        raise ValueError(
+            f"the train loader's order is that of a {type(sampler).__name__}: the session shuffles each pass by its "
+            "seed (docs/data.md); say so by shuffle=True, or weigh data sets in a Mixture"
+        )
