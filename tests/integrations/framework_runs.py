@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rank_world import KEYS, RankWorld, topology
+from rank_world import KEYS, ROOT, RankWorld, topology
 from warm_ranks import WarmRanks, tail
 
 from trainer_sidecar.contract.checkpoint import ManifestFile
@@ -22,8 +24,20 @@ ALONE, PAIR = topology(1, BATCH, micro=4), topology(2, BATCH, micro=2)
 """Two micro batches per step, on one rank and on two."""
 
 
+def samples(page: str, language: str) -> list[str]:
+    """Code of a page in docs/, block by block."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+
+
 class Lab:
     """One store, one sidecar, one parent."""
+
+    imports: tuple[str, ...] = (
+        *("peft", "torchdata.stateful_dataloader", "transformers.models.llama.modeling_llama"),
+        *(name for name in ("deepspeed",) if find_spec(name)),  # Accelerate imports it where it is installed
+        "trainer_sidecar.integrations.transformers",
+    )
+    """What the parent imports before it forks; a rank would take a second for it."""
 
     def __init__(self, root: Path) -> None:
         self.world, self.warm = RankWorld(root / "run"), WarmRanks(root)
@@ -33,8 +47,7 @@ class Lab:
         return self.world.attempt(where, restore, checkpoint=POLICY)
 
     def run(self, plan: Plan, script: str, **env: str) -> list[int]:
-        imports = ("peft", "trainer_sidecar.integrations.transformers")
-        return self.warm.run(self.world, plan, str(SCRIPTS / script), imports=imports, **env)
+        return self.warm.run(self.world, plan, str(SCRIPTS / script), imports=self.imports, **env)
 
     def finished(self, plan: Plan, script: str, **env: str) -> list[dict[str, Any]]:
         """What the ranks wrote down; all ended well."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from transformers import TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave, Plan
+from trainer_sidecar.integrations.trainer_trl import REFERENCE
 from trainer_sidecar.train import fingerprint
 
 log = logging.getLogger("rtj.train")
@@ -20,9 +21,10 @@ _FOLLOW_THE_MESH = (
 _SHUFFLED = ("random", "none")
 
 
-def refuse(args: TrainingArguments, plan: Plan) -> None:
-    """Raises ValueError that names every argument which makes a resume impossible, and what to do instead."""
-    found = [*_of_the_plan(plan), *_of_trainer(args)]
+def refuse(args: TrainingArguments, plan: Plan, more: Iterable[str] = ()) -> None:
+    """Raises ValueError that names every argument which makes a resume impossible, and what to do instead. `more`: what
+    else was found."""
+    found = [*_of_the_plan(plan), *_of_trainer(args), *more]
     if found:
         raise ValueError("Trainer cannot be resumed so: " + "; ".join(found))
 
@@ -93,14 +95,17 @@ def take_over(args: TrainingArguments, plan: Plan) -> None:
 
 
 def fingerprints_of(trainer: Any) -> dict[str, str]:
-    """Model, adapters, tokenizer with its chat template, and the arguments but for those that follow the mesh."""
+    """Model, reference, adapters, tokenizer with its chat template, and the arguments but for those that follow the
+    mesh."""
     model, tokens = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+    words = getattr(tokens, "tokenizer", tokens)  # inside a processor
+    template = getattr(trainer, "chat_template", None)  # of TRL, in the place of the tokenizer's
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in _FOLLOW_THE_MESH}
     adapters = {name: c.to_dict() for name, c in (getattr(model, "peft_config", None) or {}).items()}
-    reads_text = hasattr(tokens, "get_vocab")
     return fingerprint(
         model_config=getattr(model, "config", None),
-        tokenizer=tokens if reads_text else None,
-        chat_template=tokens if getattr(tokens, "chat_template", None) else None,
+        tokenizer=words if hasattr(words, "get_vocab") else None,
+        chat_template=template or (tokens if getattr(tokens, "chat_template", None) else None),
         training_config={**args, "peft": adapters} if adapters else args,
+        more={REFERENCE: trainer.reference} if trainer.reference else None,
     )

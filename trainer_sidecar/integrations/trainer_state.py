@@ -31,6 +31,7 @@ class TrainerMemory:
             **{name: getattr(state, name, None) for name in _KEPT},
             "total_flos": state.total_flos + unsummed,
             "log_history": state.log_history[-HISTORY:],
+            "num_tokens": getattr(trainer, "_total_train_tokens", None),  # of TRL
             "callbacks": [[name, callback.state()["attributes"]] for name, callback in self._callbacks()],
         }
         plain: dict[str, Any] = json.loads(json.dumps(kept, default=_plain))
@@ -41,6 +42,8 @@ class TrainerMemory:
         state = self._trainer.state
         for name in (*_KEPT, "total_flos", "log_history"):
             setattr(state, name, saved[name])
+        if saved.get("num_tokens") is not None:
+            self._trainer._total_train_tokens = saved["num_tokens"]
         attributes = [(name, values) for name, values in saved["callbacks"]]
         for name, callback in self._callbacks():
             at = next((i for i, (known, _) in enumerate(attributes) if known == name), None)
