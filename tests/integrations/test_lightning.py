@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framework_runs import ALONE, PAIR, Lab
+from framework_runs import ALONE, PAIR, SCRIPTS, Lab
 from rank_world import ROOT
 
 from trainer_sidecar.contract.outcome import OutcomeKind
@@ -25,7 +25,11 @@ STEPS = 7
 
 
 class LightningLab(Lab):
-    imports = ("trainer_sidecar.integrations.lightning",)
+    """Its parent has imported Lightning."""
+
+    def run(self, plan: Plan, script: str, **env: str) -> list[int]:
+        imports = ("trainer_sidecar.integrations.lightning",)
+        return self.warm.run(self.world, plan, str(SCRIPTS / script), imports=imports, **env)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +186,7 @@ def rtj_run(folder: Path, ranks: int, **env: str) -> subprocess.Popen[str]:
     """`rtj run` of the script, whose events come as JSON lines on stderr."""
     mesh = ("--nproc", str(ranks), "--zero", "0", "--global-batch", "8", "--max-micro-batch", "2")
     saves = ("--interval-steps", "2", "--interval-seconds", "0", "--ledger", str(folder))
-    script = Path(__file__).parent / "scripts/lightning_rank.py"
+    script = SCRIPTS / "lightning_rank.py"
     command = ["run", "--store", f"file://{folder}/store", "--run-id", "lit", *mesh, *saves, "--json"]
     return subprocess.Popen(
         [sys.executable, "-m", "trainer_sidecar.cli", *command, "--", str(script)],
