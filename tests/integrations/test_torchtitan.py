@@ -248,12 +248,16 @@ def test_a_loader_of_torchtitans_goes_on_on_the_same_mesh_only(
     assert lab.run(other, start, **own) == [1]
     assert lab.outcome(other) is OutcomeKind.RESUME_REFUSED
     assert "per_rank objects ['data'] were saved on dp2" in lab.log(other)
+    short = lab.attempt(ALONE)
+    (ended,) = lab.finished(short, f"{start} --dataloader.no-infinite --training.steps 40", **own)
+    assert 6 < ended["step"] < 12, "a thousand tokens in steps of 8 x 16"
+    assert lab.commits(short)[-1].step == ended["step"]
+    assert lab.outcome(short) is OutcomeKind.FINISHED
 
 
-def test_rtj_run_starts_it_again_after_a_kill(
-    lab: TitanLab, control: tuple[Plan, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    """The page's command on one rank, since importing torchtitan costs each rank of an attempt ten seconds."""
+def test_rtj_run_starts_it_again_after_a_kill(lab: TitanLab, tmp_path: Path) -> None:
+    """The page's command on one rank, since importing torchtitan costs each rank of an attempt ten seconds. Its first
+    attempt, killed after step 5, is the control run of the second one."""
     (command,) = re.findall(
         r"```console\nrtj (run .*?)\n```", (ROOT / "docs/torchtitan.md").read_text(), flags=re.DOTALL
     )
@@ -277,7 +281,13 @@ def test_rtj_run_starts_it_again_after_a_kill(
     found = json.loads(path.read_text())
     assert found["resume"]["step"] in (2, 4)
     assert all(check["passed"] for check in found["resume"]["checks"])
-    compare(seen(tmp_path / "ledger", "*-r*.jsonl"), lab.seen(control[0]), 0)
+    first, second = (
+        seen(tmp_path / "ledger", path.name)
+        for path in sorted((tmp_path / "ledger").glob("*-r0.jsonl"), key=lambda p: p.stat().st_mtime)
+    )
+    assert sorted(first) == [1, 2, 3, 4, 5]
+    assert sorted(second) == list(range(found["resume"]["step"] + 1, STEPS + 1))
+    assert {s: v for s, v in second.items() if s < STEPS} == {s: first[s] for s in second if s < STEPS}
 
 
 REFUSED = {

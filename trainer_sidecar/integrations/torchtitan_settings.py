@@ -14,6 +14,7 @@ from trainer_sidecar.train import fingerprint
 log = logging.getLogger("rtj.train")
 _PARTS = ("training", "optimizer", "lr_scheduler", "loss", "dataloader")
 _NOT_TOLD = (
+    "sharding_config",
     "local_batch_size",
     "global_batch_size",
     "gc_freq",
