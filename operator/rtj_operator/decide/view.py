@@ -106,22 +106,20 @@ class View:
         """Pods of the current placement that exist."""
         return tuple(p for p in self.pods if not p.gone)
 
-    @property
-    def earlier(self) -> tuple[PodView, ...]:
-        """Pods of the current placement that its queue has ended by suspending the Job, or is about to: while that is
-        suspended all, afterwards those from before it was started again (O2)."""
+    def before_pause(self, pod: PodView) -> bool:
+        """Its queue has ended that pod of the current placement by suspending the Job, or is about to: while that is
+        suspended each, afterwards those from before it was started again (O2)."""
         job = self.job
-        if job is None or not (job.suspended or job.resumed_at):
-            return ()
-        return tuple(p for p in self.pods if job.suspended or p.created_at < (job.resumed_at or 0))
+        return job is not None and (job.suspended or pod.created_at < (job.resumed_at or 0.0))
 
     @property
     def paused(self) -> bool:
         """The Job has been suspended since the current attempt's plan was published: no pod of now carries that."""
-        job, attempt, earlier = self.job, self.status.attempt, self.earlier
+        job, attempt = self.job, self.status.attempt
         if job is None or attempt is None or not self.running or not (job.suspended or job.resumed_at):
             return False
-        return not any(p.plan and p.plan.nonce == attempt.nonce for p in self.pods if p not in earlier)
+        carries = (p for p in self.pods if p.plan is not None and p.plan.nonce == attempt.nonce)
+        return all(self.before_pause(p) for p in carries)
 
     @property
     def first(self) -> PodView | None:
@@ -163,8 +161,8 @@ class View:
         """How the running attempt, or the placement before one, ended, as far as can be seen now."""
         if not self.placed:
             return None
-        attempt, earlier = self.status.attempt if self.running else None, self.earlier
-        pods = earlier if self.paused else tuple(p for p in self.pods if p not in earlier)
+        attempt, paused = self.status.attempt if self.running else None, self.paused
+        pods = tuple(p for p in self.pods if self.before_pause(p) == paused)
         if attempt is None or attempt.epoch is None:
             return attempt_end(pods, self.size, NO_EPOCH)
         return attempt_end(pods, self.size, attempt.epoch, attempt.started_at.timestamp())
