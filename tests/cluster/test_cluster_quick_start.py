@@ -107,7 +107,7 @@ def test_the_page_leads_from_helm_to_a_job_that_was_killed_and_has_resumed(
         said[key] = shell(world, tmp_path, re.sub(r"\bml\b", fresh_namespace if fresh else NAMESPACE, line))
         if key == "kubectl apply --namespace":
             world.jobs.append(job)
-    assert "1 node" in said["rtj plan -f"] or "nodes" in said["rtj plan -f"]
+    assert "dp1xtp1xpp1" in said["rtj plan -f"]
     assert "pretrain" in said["kubectl get rtj"]
     assert said["kubectl rtj why"].startswith("Now:")
     attempts = said["kubectl rtj attempts"]
