@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from browser import browser, overlaps
-from conftest import Built
+from built_site import Built
 from markdown_it import MarkdownIt
 from mkdocs.exceptions import PluginError
 
