@@ -77,7 +77,7 @@ def test_the_folders_hold_the_same_models_and_every_line_of_ours_is_marked() -> 
 
 @pytest.mark.torchrun
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_command_of_a_readme_survives_a_kill_of_everything_and_goes_on_with_fewer_ranks(
     tmp_path: Path,
 ) -> None:
@@ -113,7 +113,7 @@ def test_the_command_of_a_readme_survives_a_kill_of_everything_and_goes_on_with_
 
     first = start(2)
     try:
-        eventually(committed, f"a commit in\n{log.read_text()}", 180)
+        eventually(committed, f"a commit in\n{log.read_text()}", 240)
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
@@ -121,7 +121,7 @@ def test_the_command_of_a_readme_survives_a_kill_of_everything_and_goes_on_with_
     assert newest < 20
     second = start(1)
     try:
-        assert second.wait(180) == 0, log.read_text()
+        assert second.wait(240) == 0, log.read_text()
     finally:
         if second.poll() is None:
             os.killpg(second.pid, signal.SIGKILL)
