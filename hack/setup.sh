@@ -99,7 +99,8 @@ link_mode() {
     if [ "$(stat -c %d "$wheels")" = "$(stat -c %d "$venv")" ]; then echo hardlink; else echo copy; fi
 }
 
-sync_python() { "$uv" pip sync --quiet --python "$venv/bin/python" --require-hashes "$@" "$lock"; }
+# Compiled here, once: where PYTHONDONTWRITEBYTECODE is set each import of torch would compile it, seconds of it.
+sync_python() { "$uv" pip sync --quiet --compile-bytecode --python "$venv/bin/python" --require-hashes "$@" "$lock"; }
 
 # An environment without hatchling holds no build of this project: it finds the checkout by its path.
 install_project() {

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from trainer_sidecar.integrations.lightning_data import feed_of
-from trainer_sidecar.integrations.lightning_epochs import EpochLoader, Epochs, Place
-from trainer_sidecar.integrations.lightning_metrics import EpochMetrics, added
+from trainer_sidecar.integrations.lightning.data import feed_of
+from trainer_sidecar.integrations.lightning.epochs import EpochLoader, Epochs, Place
+from trainer_sidecar.integrations.lightning.metrics import EpochMetrics, added
 from trainer_sidecar.train import Mixture, Streams
 
 ROWS = list(range(20))

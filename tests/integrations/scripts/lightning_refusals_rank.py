@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from trainer_sidecar.contract.plan import AccumulationSave
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.integrations.lightning import Resumable, ResumableTrainer
-from trainer_sidecar.integrations.lightning_settings import refuse
+from trainer_sidecar.integrations.lightning.settings import refuse
 from trainer_sidecar.train import environment
 
 sys.path.insert(0, str(Path(__file__).parent))

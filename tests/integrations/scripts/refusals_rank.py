@@ -12,8 +12,8 @@ from transformers import TrainingArguments
 from trainer_sidecar.contract.plan import AccumulationSave
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.integrations.accelerate import prepared
-from trainer_sidecar.integrations.trainer_settings import refuse
 from trainer_sidecar.integrations.transformers import ResumableTrainer
+from trainer_sidecar.integrations.transformers.settings import refuse
 from trainer_sidecar.train import environment
 
 sys.path.insert(0, str(Path(__file__).parent))

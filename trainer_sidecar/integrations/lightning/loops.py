@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer_sidecar.integrations.lightning_bridge import Bridge
-from trainer_sidecar.integrations.lightning_epochs import set_counters_inside
+from trainer_sidecar.integrations.lightning.bridge import Bridge
+from trainer_sidecar.integrations.lightning.epochs import set_counters_inside
 from trainer_sidecar.train import TrainingLibraryError
 
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from trainer_sidecar.integrations import lightning_settings as settings
-from trainer_sidecar.integrations.lightning_bridge import Bridge
-from trainer_sidecar.integrations.lightning_loops import install
+from trainer_sidecar.integrations.lightning import settings
+from trainer_sidecar.integrations.lightning.bridge import Bridge
+from trainer_sidecar.integrations.lightning.loops import install
 from trainer_sidecar.train import Session, environment
 
 _FLAVOURS = ("lightning.pytorch", "pytorch_lightning")

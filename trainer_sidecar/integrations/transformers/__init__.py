@@ -19,11 +19,11 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback
 
-from trainer_sidecar.integrations import trainer_trl
 from trainer_sidecar.integrations.accelerate import bare, refuse_unfit, uncompiled
-from trainer_sidecar.integrations.trainer_loop import LoopCallback
-from trainer_sidecar.integrations.trainer_settings import fingerprints_of, refuse, take_over
-from trainer_sidecar.integrations.trainer_state import TrainerMemory
+from trainer_sidecar.integrations.transformers import trl
+from trainer_sidecar.integrations.transformers.loop import LoopCallback
+from trainer_sidecar.integrations.transformers.settings import fingerprints_of, refuse, take_over
+from trainer_sidecar.integrations.transformers.state import TrainerMemory
 from trainer_sidecar.train import OfRank0, Session, environment
 
 _LOADER_OPTIONS = (
@@ -59,9 +59,9 @@ class Resumable:
                 f"{type(self).__name__} needs args=TrainingArguments(...), or its own kind (SFTConfig, DPOConfig)"
             )
         self._plan = environment.join(args.device.type).plan
-        refuse(args, self._plan, trainer_trl.unfit(type(self), named.get("train_dataset")))
+        refuse(args, self._plan, trl.unfit(type(self), named.get("train_dataset")))
         take_over(args, self._plan)
-        trainer_trl.warn_of_losses(args)
+        trl.warn_of_losses(args)
         self._options = dict(session or {})
         self.session: Session | None = None
         """Once `train` has begun."""
@@ -71,7 +71,7 @@ class Resumable:
         self._step_taken = False
         self._ends = contextlib.ExitStack()
         super().__init__(*given, **named)
-        self.reference = trainer_trl.reference_of(self)
+        self.reference = trl.reference_of(self)
         """Digest of the model that it compares with; None without one."""
 
     def train(
@@ -86,7 +86,7 @@ class Resumable:
         if trial is not None:
             raise ValueError("hyperparameter search trains many models: give each trial a run of its own")
         callbacks = self.callback_handler.callbacks
-        trainer_trl.refuse_callbacks(callbacks)
+        trl.refuse_callbacks(callbacks)
         first = [i for i, c in enumerate(callbacks) if isinstance(c, DefaultFlowCallback)]
         callbacks.insert(first[0] + 1 if first else 0, LoopCallback(self))
         with self._ends:
@@ -154,7 +154,7 @@ class Resumable:
                 device=self.args.device.type,
                 extra={
                     "trainer": OfRank0(TrainerMemory(self)),
-                    **trainer_trl.moving_reference(self),
+                    **trl.moving_reference(self),
                     **options.pop("extra", {}),
                 },
                 fingerprints={**fingerprints_of(self), **options.pop("fingerprints", {})},
@@ -162,7 +162,7 @@ class Resumable:
                 **options,
             )
         )
-        trainer_trl.check_start(self)
+        trl.check_start(self)
         self.state.global_step = self._globalstep_last_logged = self._initial_global_step = self.session.step
         whole = self.state.max_steps * self._global_batch
         self.state.num_train_epochs = math.ceil(whole / (self._samples or whole))

@@ -25,9 +25,9 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools import utils
 from torchtitan.trainer import Trainer
 
-from trainer_sidecar.integrations.torchtitan_data import Fed, SessionDataLoader, from_packed
-from trainer_sidecar.integrations.torchtitan_saves import SessionCheckpoints, TokensSeen
-from trainer_sidecar.integrations.torchtitan_settings import fingerprints_of, refuse, take_over
+from trainer_sidecar.integrations.torchtitan.data import Fed, SessionDataLoader, from_packed
+from trainer_sidecar.integrations.torchtitan.saves import SessionCheckpoints, TokensSeen
+from trainer_sidecar.integrations.torchtitan.settings import fingerprints_of, refuse, take_over
 from trainer_sidecar.train import OfRank0, Session, environment
 
 __all__ = ["Resumable", "ResumableTrainer", "SessionDataLoader", "from_packed", "resumable"]

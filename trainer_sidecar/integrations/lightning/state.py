@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from trainer_sidecar.integrations.lightning_metrics import EpochMetrics
+from trainer_sidecar.integrations.lightning.metrics import EpochMetrics
 
 
 class LightningMemory:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer_sidecar.integrations import lightning_settings as settings
-from trainer_sidecar.integrations.lightning_data import Feed, feed_of
-from trainer_sidecar.integrations.lightning_epochs import EpochLoader, Epochs, Place, set_counters
-from trainer_sidecar.integrations.lightning_metrics import EpochMetrics
-from trainer_sidecar.integrations.lightning_state import LightningMemory
+from trainer_sidecar.integrations.lightning import settings
+from trainer_sidecar.integrations.lightning.data import Feed, feed_of
+from trainer_sidecar.integrations.lightning.epochs import EpochLoader, Epochs, Place, set_counters
+from trainer_sidecar.integrations.lightning.metrics import EpochMetrics
+from trainer_sidecar.integrations.lightning.state import LightningMemory
 from trainer_sidecar.train import OfRank0, Session, StatefulLoader, TrainingLibraryError
 from trainer_sidecar.train.environment import Environment
 

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave, Plan
-from trainer_sidecar.integrations.trainer_trl import REFERENCE
+from trainer_sidecar.integrations.transformers.trl import REFERENCE
 from trainer_sidecar.train import fingerprint
 
 log = logging.getLogger("rtj.train")
