@@ -14,6 +14,7 @@ from hack.reference import (  # noqa: E402
     cli_reference,
     dashboard,
     job_reference,
+    library_reference,
     licences_reference,
     metrics_reference,
 )
@@ -33,6 +34,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "drill.md": job_reference.drill_page(),
         REFERENCE / "events.md": job_reference.words(),
         REFERENCE / "cli.md": cli_reference.page(),
+        REFERENCE / "library.md": library_reference.page(),
         REFERENCE / "licences.md": licences_reference.page(),
     }
 

@@ -26,6 +26,7 @@ _TEXTS = {
     "apache 2.0": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
     "apache 2.0 license": "Apache-2.0",
+    "apache software license 2.0": "Apache-2.0",
     "bsd 2-clause license": "BSD-2-Clause",
     "bsd 3-clause license": "BSD-3-Clause",
     "isc license": "ISC",
@@ -38,6 +39,7 @@ _CLASSIFIERS = {
     "Python Software Foundation License": "PSF-2.0",
 }
 _READ = {
+    "colorama": "BSD-3-Clause",
     "cuda-toolkit": "LicenseRef-NVIDIA-Proprietary",
     "cycler": "BSD-3-Clause",
     "itsdangerous": "BSD-3-Clause",
