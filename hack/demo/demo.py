@@ -90,8 +90,9 @@ def _conclude(
         settings.out / "loss.png",
         run.curve,
         reference.curve,
-        bands(run, told),
+        bands(run, told, settings.rank_word),
         tolerance=settings.loss_tolerance,
+        through=scenario.through,
     )
     report.write_json(
         settings.out / "report.json", run=run, control=reference, timelines=timelines, proofs=proven,
@@ -136,7 +137,7 @@ def _print(
     console.block(report.proof_lines(proven))
 
 
-def bands(run: Evidence, told: Told) -> list[plot.Band]:
+def bands(run: Evidence, told: Told, rank_word: str) -> list[plot.Band]:
     """The attempts for the picture."""
     events = ["", *(fault.name for fault in told.faults)]
     found = []
@@ -149,7 +150,7 @@ def bands(run: Evidence, told: Told) -> list[plot.Band]:
         found.append(
             plot.Band(
                 title=f"attempt {number}",
-                size=f"{topology.mesh.world_size} GPUs",
+                size=f"{topology.mesh.world_size} {rank_word}",
                 mesh=f"dp {topology.mesh.dp} × micro batch {topology.batch.micro_batch_size} "
                 f"× accumulation {topology.batch.accumulation}",
                 event=events[number - 1] if number <= len(events) else "",

@@ -27,6 +27,7 @@ class LocalScenario(Scenario):
 
     story = STORY
     timings = (interruptions.failure_in_place, interruptions.node_loss, interruptions.growth)
+    through = "a killed rank, a lost node and a regrown job"
 
     def __init__(self, cluster: Cluster, watch: Watch, settings: Settings, console: Console) -> None:
         super().__init__(watch, settings, console)

@@ -43,6 +43,7 @@ class OwnScenario(Scenario):
         interruptions.growth,
         interruptions.growth,
     )
+    through = "a killed rank, a deleted pod and two resizes"
 
     def __init__(self, cluster: Kubectl, watch: Watch, settings: OwnSettings, console: Console) -> None:
         super().__init__(watch, settings, console)

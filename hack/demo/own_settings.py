@@ -38,6 +38,11 @@ class OwnSettings(Settings):
     credentials: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def rank_word(self) -> str:
+        """What a rank runs on, in the plural."""
+        return "GPUs" if self.gpus else "ranks"
+
+    @property
     def store_url(self) -> str:
         """A prefix of its own for every run: a journal is never started anew."""
         return f"{self.store.rstrip('/')}/rtj-demo-{self.run_tag}"

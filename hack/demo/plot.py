@@ -42,8 +42,10 @@ class Band:
     lost: Curve
 
 
-def draw(path: Path, run: Curve, control: Curve, bands: Sequence[Band], *, tolerance: float) -> None:
-    """Write the PNG."""
+def draw(
+    path: Path, run: Curve, control: Curve, bands: Sequence[Band], *, tolerance: float, through: str
+) -> None:
+    """Write the PNG. `through` is what the run went through, for the title."""
     style: Any = {
         "font.family": "DejaVu Sans",
         "font.size": 10,
@@ -60,7 +62,7 @@ def draw(path: Path, run: Curve, control: Curve, bands: Sequence[Band], *, toler
         _draw_differences(lower, run, control, tolerance)
         figure.legend(handles=_legend(bands), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
         figure.suptitle(
-            "One run through a killed rank, a lost node and a regrown job, against an uninterrupted control run",
+            f"One run through {through}, against an uninterrupted control run",
             fontsize=12.5, fontweight="bold", color=INK,
         )  # fmt: skip
         figure.savefig(path)

@@ -48,6 +48,8 @@ class Scenario(ABC):
     """The attempts that the faults should cause."""
     timings: Sequence[Timing]
     """One for each fault."""
+    through: str
+    """What the job goes through, in a few words."""
 
     def __init__(self, watch: Watch, settings: Settings, console: Console) -> None:
         self._watch, self._settings, self._console = watch, settings, console

@@ -41,6 +41,11 @@ class Settings:
     """Relative; the order of additions is all that may differ between meshes."""
 
     @property
+    def rank_word(self) -> str:
+        """What a rank runs on, in the plural."""
+        return "GPUs"
+
+    @property
     def ledger(self) -> Path:
         """Where the ranks of the cluster write their ledgers."""
         return self.out / "ledger"

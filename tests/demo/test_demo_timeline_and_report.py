@@ -172,7 +172,7 @@ def test_the_picture_is_drawn_with_lost_steps_and_equal_losses(tmp_path: Path) -
         plot.Band("attempt 1", "4 GPUs", "dp 4", "", 0, 10, {11: curve[11]}),
         plot.Band("attempt 2", "2 GPUs", "dp 2", "node cut off", 10, 20, {}),
     ]
-    plot.draw(tmp_path / "loss.png", curve, curve, bands, tolerance=1e-3)
+    plot.draw(tmp_path / "loss.png", curve, curve, bands, tolerance=1e-3, through="a killed rank")
     assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
