@@ -238,7 +238,7 @@ def _add_use(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_kueue(commands: Commands[argparse.ArgumentParser]) -> None:
-    text = f"build, start or stop Kueue {kueue.VERSION} (2.5 minutes to build on 2 cores, once; `start` builds, too)"
+    text = f"build, start or stop Kueue {kueue.VERSION} (3 minutes to build on 2 cores, once; `start` builds, too)"
     _add(commands, "kueue", queueing, text).add_argument("action", choices=["build", "start", "stop"])
 
 
