@@ -1,7 +1,7 @@
 /* The inner loop of the state digest (digest.py, where the formula and the same loop for numpy stand).
  *
  * Compiled into libmix.so by hatch_build.py where there is a compiler; without it numpy does the same at a fifth of its
- * speed. No symbol of the C library is used, so that the file loads on any Linux of its architecture.
+ * speed. No symbol of the C library is used; glibc's loader chooses the loop for the processor.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -15,14 +15,17 @@
 #endif
 
 /* Adds the high words of `count` elements to sums[0], modulo 2^64, and the upper halves of their low ones to sums[1]:
- * 2^32 elements may be added before that overflows. `salt` is that of the first, and grows by `step`. */
+ * 2^32 elements may be added before that overflows. `salt` is that of the first, and grows by `step`. The bytes lie
+ * anywhere: a file of weights that is mapped into memory keeps no alignment. */
 #define MIX(NAME, WORD)                                                                              \
-    EACH_PROCESSOR static void NAME(const WORD *restrict words, size_t count, uint64_t salt,         \
-                                    uint64_t step, uint64_t *restrict sums)                          \
+    EACH_PROCESSOR static void NAME(const unsigned char *restrict bytes, size_t count,               \
+                                    uint64_t salt, uint64_t step, uint64_t *restrict sums)           \
     {                                                                                                \
         uint64_t high = 0, low = 0;                                                                  \
         for (size_t i = 0; i < count; i++) {                                                         \
-            uint64_t x = (uint64_t)words[i] * 0xD1B54A32D192ED03u;                                   \
+            WORD word;                                                                               \
+            __builtin_memcpy(&word, bytes + i * sizeof(WORD), sizeof(WORD));                         \
+            uint64_t x = (uint64_t)word * 0xD1B54A32D192ED03u;                                       \
             x ^= salt + (uint64_t)i * step;                                                          \
             x *= 0xBF58476D1CE4E5B9u;                                                                \
             x ^= x >> 32;                                                                            \
@@ -50,10 +53,10 @@ int mix_runs(const void *words, size_t size, const int64_t *starts, size_t runs,
         uint64_t salt = (uint64_t)starts[i] * step + key;
         const unsigned char *at = (const unsigned char *)words + i * run * size;
         switch (size) {
-        case 1: mix_1((const uint8_t *)at, run, salt, step, sums); break;
-        case 2: mix_2((const uint16_t *)at, run, salt, step, sums); break;
-        case 4: mix_4((const uint32_t *)at, run, salt, step, sums); break;
-        case 8: mix_8((const uint64_t *)at, run, salt, step, sums); break;
+        case 1: mix_1(at, run, salt, step, sums); break;
+        case 2: mix_2(at, run, salt, step, sums); break;
+        case 4: mix_4(at, run, salt, step, sums); break;
+        case 8: mix_8(at, run, salt, step, sums); break;
         default: return 1;
         }
     }

@@ -16,45 +16,52 @@ import numpy as np
 LIBRARY = Path(__file__).with_name("libmix.so")
 MixRuns = Callable[[np.ndarray, np.ndarray, int, int], int]
 """(words, starts, run, key) to the sum of the mixed elements; words lie `run` by `run` from the indices `starts` on."""
+MOST = 1 << 32
+"""Elements whose low halves fit into 64 bits together."""
 log = logging.getLogger(__name__)
 _STEP = 0x9E3779B97F4A7C15
-_MOST = 1 << 32
-"""Elements whose low halves fit into 64 bits together."""
 
 
-def load(path: Path = LIBRARY) -> MixRuns | None:
-    """The loop of a library; None, with a warning unless there is no file, when it cannot be used."""
+def load(path: Path = LIBRARY, most: int = MOST) -> MixRuns | None:
+    """The loop of a library, `most` elements at a time; None when it cannot be used, with a warning unless it is not
+    there."""
     if not path.exists():
         return None
     try:
-        mix_runs = _bound(ctypes.CDLL(str(path)))
+        mix_runs = _bound(ctypes.CDLL(str(path)), most)
     except (OSError, AttributeError) as exc:
         log.warning("%s cannot be used, digests take longer: %s", path, exc)
         return None
     return mix_runs
 
 
-def _bound(library: ctypes.CDLL) -> MixRuns:
+def _bound(library: ctypes.CDLL, most: int) -> MixRuns:
     word, size = ctypes.c_uint64, ctypes.c_size_t
     act = library.mix_runs
     act.argtypes = [ctypes.c_void_p, size, ctypes.c_void_p, size, size, word, word, ctypes.c_void_p]
     act.restype = ctypes.c_int
 
+    def some(words: np.ndarray, starts: np.ndarray, run: int, key: int) -> int:
+        sums = (word * 2)()
+        # The call releases the GIL; both arrays outlive it.
+        if act(words.ctypes.data, words.itemsize, starts.ctypes.data, len(starts), run, key, _STEP, sums):
+            raise ValueError(f"elements of {words.itemsize} bytes")
+        return int((sums[0] << 64) + sums[1])
+
     def mix_runs(words: np.ndarray, starts: np.ndarray, run: int, key: int) -> int:
         starts = np.ascontiguousarray(starts, dtype=np.int64)
         if words.size != len(starts) * run:
             raise ValueError(f"{words.size} elements are not {len(starts)} runs of {run}")
-        total, rows = 0, max(1, _MOST // max(run, 1))
+        total = 0
+        if run > most:
+            for i, at in ((i, at) for i in range(len(starts)) for at in range(0, run, most)):
+                piece = words[i * run + at : i * run + min(at + most, run)]
+                total += some(piece, starts[i : i + 1] + at, len(piece), key)
+            return total
+        rows = max(1, most // max(run, 1))
         for at in range(0, len(starts), rows):
-            some, sums = starts[at : at + rows], (word * 2)()
-            first = words[at * run : (at + len(some)) * run]
-            # The call releases the GIL.
-            failed = act(
-                first.ctypes.data, words.itemsize, some.ctypes.data, len(some), run, key, _STEP, sums
-            )
-            if failed:
-                raise ValueError(f"elements of {words.itemsize} bytes")
-            total += (sums[0] << 64) + sums[1]
+            few = starts[at : at + rows]
+            total += some(words[at * run : (at + len(few)) * run], few, run, key)
         return total
 
     return mix_runs
