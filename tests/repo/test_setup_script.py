@@ -70,5 +70,5 @@ def test_another_environment_stands_beside_the_first_with_a_lock_of_its_own(
     assert "--editable" not in asked, "nothing is built there"
     (site,) = (checkout / ".venv-peers").glob("lib/python*/site-packages")
     assert str(checkout) in (site / "project.pth").read_text().splitlines()
-    with pytest.raises(AssertionError, match="no environment nobody: there is no requirements/nobody.txt"):
+    with pytest.raises(AssertionError, match=r"no environment nobody: there is no requirements/nobody\.txt"):
         set_up(checkout, cache, "environment", "nobody")
