@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from framework_runs import ALONE, PAIR, Lab, samples
+from framework_runs import ALONE, PAIR, POLICY, Lab, samples
 from rank_world import KEYS
 from safetensors.torch import load_file, save_file
 
@@ -100,6 +100,7 @@ def test_a_killed_trainer_goes_on_with_the_next_sample_on_another_world_size_and
         ("learning_rate", 0),
         ("eval_loss", 1e-4),
         ("epoch", 0),
+        ("num_input_tokens_seen", 0),
     ):
         assert history(found, key) == pytest.approx(history(ranks[0], key), rel=close), key
     assert found["flos"] == pytest.approx(ranks[0]["flos"], rel=0.2)  # padding counts
@@ -107,7 +108,7 @@ def test_a_killed_trainer_goes_on_with_the_next_sample_on_another_world_size_and
     assert [e for e in ranks[0]["events"] if e[1] > newest.step] == found["events"]
 
 
-def test_on_the_same_ranks_it_goes_on_bit_for_bit_also_after_an_order_in_the_step_of_an_evaluation(
+def test_on_the_same_ranks_it_goes_on_bit_for_bit_also_after_orders_in_an_evaluations_step_and_in_a_window(
     lab: Lab, control: tuple[Plan, list[dict[str, Any]]]
 ) -> None:
     plan, ranks = control
@@ -120,11 +121,22 @@ def test_on_the_same_ranks_it_goes_on_bit_for_bit_also_after_an_order_in_the_ste
     assert lab.outcome(ordered) is OutcomeKind.SAVED_AND_STOPPED
     (stopped,) = lab.commits(ordered)
     assert stopped.step == 3
-    again = lab.attempt(PAIR, lab.point(stopped))
+    hasty = POLICY.model_copy(update={"grace_seconds": 0.001})
+    cut = lab.world.attempt(PAIR, lab.point(stopped), checkpoint=hasty)
+    (left, _) = lab.finished(cut, "trainer_rank.py", TRAINER_ORDER="5")
+    assert lab.outcome(cut) is OutcomeKind.SAVED_AND_STOPPED
+    assert [c.step for c in lab.commits(cut)] == [4, 5]
+    inside = lab.commits(cut)[-1]
+    assert lab.manifest(inside).training_state.accumulation == {"discarded": 4}, "a micro batch of two ranks"
+    assert left["tokens"] > history(ranks[0], "num_input_tokens_seen")[5], "which was counted"
+    again = lab.attempt(PAIR, lab.point(inside))
     found = lab.finished(again, "trainer_rank.py")
-    for key in ("loss", "eval_loss"):
+    for key in ("loss", "eval_loss", "num_input_tokens_seen"):
         assert history(found[0], key) == history(ranks[0], key)
-    assert found[0]["flos"] == ranks[0]["flos"]
+    for key in ("flos", "tokens", "micro"):
+        assert found[0][key] == ranks[0][key], key
+    assert found[0]["tokens"] == sum(4 + i % 5 for step in lab.samples(plan).values() for i in step)
+    assert found[0]["micro"] == STEPS
     assert lab.manifest(lab.commits(again)[-1]).state_digest == lab.manifest(last).state_digest
 
 

@@ -1,4 +1,5 @@
 """A script of Trainer's, full or LoRA (`TRAINER_LORA`). `TRAINER_KILL`: rank 1 dies by SIGKILL once it took that step.
+`TRAINER_ORDER`: the order to save and exit comes with that step, and is heard between any two micro steps.
 
 Every rank writes `<TINY_OUT>/trainer-e<epoch>-r<rank>.json`: what Trainer remembers and told, the resume.
 """
@@ -10,9 +11,10 @@ import sys
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from trainer_sidecar.integrations.transformers import ResumableTrainer
-from trainer_sidecar.train import environment
+from trainer_sidecar.train import accumulation, environment
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_language import Rows, collate, model
@@ -25,6 +27,8 @@ class Watch(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if args.process_index == 1 and state.global_step == int(os.environ.get("TRAINER_KILL", "0")):
             os.kill(os.getpid(), signal.SIGKILL)
+        if state.global_step == int(os.environ.get("TRAINER_ORDER", "0")):
+            environment.join().order_file.write_text("SaveAndExit")
 
     def on_epoch_end(self, args, state, control, **kwargs):
         self.events.append(["epoch", state.global_step])
@@ -37,7 +41,22 @@ class Watch(TrainerCallback):
         self.saved_before = (env.outcome_dir / f"rank-{env.rank:05d}.json").exists()
 
 
+class Counting(TrainerCallback, ExportableState):
+    """Counts in the midst of a window."""
+
+    def __init__(self, micro=0):
+        self.micro = micro
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        self.micro += 1
+
+    def state(self):
+        return {"args": {}, "attributes": {"micro": self.micro}}
+
+
 def main():
+    if os.environ.get("TRAINER_ORDER"):
+        accumulation._EVERY_SECONDS = 0.0
     made = model()
     if os.environ.get("TRAINER_LORA"):
         from peft import LoraConfig, get_peft_model
@@ -58,16 +77,18 @@ def main():
         eval_strategy="epoch",
         save_strategy="steps",
         metric_for_best_model="loss",
+        include_num_input_tokens_seen="non_padding",
         seed=3,
     )
-    watch = Watch()
+    watch, counting = Watch(), Counting()
+    stopping = EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=100.0)
     trainer = ResumableTrainer(
         model=made,
         args=args,
         train_dataset=Rows(20),
         eval_dataset=Rows(8, lengths=1),  # Trainer averages means of batches
         data_collator=collate,
-        callbacks=[watch, EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=100.0)],
+        callbacks=[watch, stopping, counting],
     )
     trainer.train(resume_from_checkpoint=True)
     env, state, resume = environment.join(), trainer.state, trainer.session.resume
@@ -76,6 +97,8 @@ def main():
         "step": state.global_step,
         "epoch": state.epoch,
         "flos": state.total_flos,
+        "tokens": state.num_input_tokens_seen,
+        "micro": counting.micro,
         "events": watch.events,
         "saved_before": watch.saved_before,
         "resume": json.loads(resume.to_json()) if resume else None,

@@ -69,6 +69,7 @@ class Resumable:
         self._loss: Any = None
         self._grad_norm: Any = None
         self._step_taken = False
+        self._memory = TrainerMemory(self)
         self._ends = contextlib.ExitStack()
         super().__init__(*given, **named)
         self.reference = trl.reference_of(self)
@@ -153,7 +154,7 @@ class Resumable:
                 seed=seed,
                 device=self.args.device.type,
                 extra={
-                    "trainer": OfRank0(TrainerMemory(self)),
+                    "trainer": OfRank0(self._memory),
                     **trl.moving_reference(self),
                     **options.pop("extra", {}),
                 },
@@ -204,6 +205,7 @@ class _Windows:
         session = self._trainer.session
         assert session is not None, "Trainer reads no batch before on_train_begin"
         for window in session.windows(session.loader(**self._options)):
+            self._trainer._memory.window_begins()
             yield from window
             self._trainer.close_step()
 

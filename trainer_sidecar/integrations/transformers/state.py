@@ -2,10 +2,14 @@
 
 Step and epoch are the session's and follow from its cursor. Folders of Trainer's own checkpoints are not kept, since
 there are none. Callbacks keep their counters (patience of an early stop), their settings are the script's.
+
+Trainer counts tokens and FLOPs with each micro batch. An order may cut a window, which then runs again from its start:
+such a save holds what was counted when the window began.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -22,20 +26,30 @@ class TrainerMemory:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._at_start: dict[str, Any] | None = None
+
+    def window_begins(self) -> None:
+        """Before a window's first micro batch: keep what an order that cuts the window has to save."""
+        self._at_start = copy.deepcopy(self._now()) if self._trainer.session.accumulation > 1 else None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: numbers that NumPy or torch made become Python's, anything else its text."""
+        session = self._trainer.session
+        cut = session is not None and session.micro > 0 and self._at_start is not None
+        kept = self._at_start if cut else self._now()
+        plain: dict[str, Any] = json.loads(json.dumps(kept, default=_plain))
+        return plain
+
+    def _now(self) -> dict[str, Any]:
         trainer, state = self._trainer, self._trainer.state
         unsummed = trainer.current_flos * trainer.args.world_size
-        kept = {
+        return {
             **{name: getattr(state, name, None) for name in _KEPT},
             "total_flos": state.total_flos + unsummed,
-            "log_history": state.log_history[-HISTORY:],
+            "log_history": _Entries(state.log_history[-HISTORY:]),
             "num_tokens": getattr(trainer, "_total_train_tokens", None),  # of TRL
             "callbacks": [[name, callback.state()["attributes"]] for name, callback in self._callbacks()],
         }
-        plain: dict[str, Any] = json.loads(json.dumps(kept, default=_plain))
-        return plain
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Callbacks are matched by class and order; one that the script has no more is passed over."""
@@ -55,6 +69,13 @@ class TrainerMemory:
         for callback in self._trainer.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 yield type(callback).__name__, callback
+
+
+class _Entries(list[Any]):
+    """Logged once and never changed: a copy of the list is enough."""
+
+    def __deepcopy__(self, _memo: Any) -> list[Any]:
+        return list(self)
 
 
 def _plain(value: Any) -> Any:
