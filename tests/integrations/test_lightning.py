@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framework_runs import ALONE, PAIR, SCRIPTS, Lab
-from rank_world import ROOT
+import torch
+from framework_runs import ALONE, PAIR, POLICY, SCRIPTS, Lab
+from rank_world import KEYS, ROOT
+from safetensors.torch import save_file
 
+from trainer_sidecar import cli
+from trainer_sidecar.contract.journal import RestorePoint, SaveReason
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.store.forks import Fork, choose_source, source_journal
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 7
@@ -125,6 +130,36 @@ def test_a_killed_run_goes_on_inside_its_epoch_on_another_world_size_and_is_veri
     assert found["seen"] == 4 * 4 + 3 * 8, "a hook's own count, of rank 0, goes on"
 
 
+def imported(lab: LightningLab, folder: Path) -> RestorePoint:
+    """A model that answers 0 to everything, as `rtj import` puts it into the store."""
+    folder.mkdir()
+    shapes = {"0.weight": (16, 6), "0.bias": (16,), "2.weight": (1, 16), "2.bias": (1,)}
+    weights = {f"layers.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
+    where = ["--store", lab.world.store.url, "--namespace", KEYS.namespace, "--run-id", "base"]
+    assert cli.main(["import", str(folder), *where]) == 0
+    fork = Fork(KEYS.namespace, "base")
+    history = source_journal(lab.world.journal, fork).read()
+    return choose_source(history, fork, lab.world.journal.refresh())
+
+
+def test_a_run_begins_from_imported_weights_with_its_sanity_check_and_goes_on_from_its_own_commit(
+    lab: LightningLab, tmp_path: Path
+) -> None:
+    began = lab.attempt(ALONE, imported(lab, tmp_path / "base"))
+    (first,) = lab.finished(began, "lightning_rank.py")
+    assert "weights only" in {check["name"] for check in first["resume"]["checks"]}
+    assert first["events"][:2] == [["sanity", 0, 0], ["epoch begins", 0, 0]]
+    assert (first["step"], first["epoch"], first["seen"]) == (STEPS, 3, STEPS * 8)
+    rows = torch.tensor(lab.samples(began)[1]).unsqueeze(1) + 1
+    wanted = torch.cos(torch.arange(6.0) * rows).sum(1).sin().square().mean().item()
+    assert ledger(lab, began, "loss")[1] == pytest.approx(wanted, rel=1e-5)
+    again = lab.attempt(ALONE, lab.point(lab.commits(began)[1]))
+    (found,) = lab.finished(again, "lightning_rank.py")
+    assert history(found, "loss_step") == history(first, "loss_step", after=4)
+    assert found["seen"] == first["seen"]
+
+
 @pytest.mark.parametrize(
     ("begin", "stops"), [(0, range(1, 3)), (2, [3])], ids=["inside an epoch", "at its end"]
 )
@@ -151,6 +186,29 @@ def test_after_an_order_that_min_epochs_would_ignore_it_goes_on_bit_for_bit_on_t
     assert history(found[0], "loss_epoch") == pytest.approx(means, rel=1e-6), "sums in another order"
     assert events(found[0]) == events(first, after=stopped.step)
     assert lab.manifest(lab.commits(again)[-1]).state_digest == lab.manifest(commits[-1]).state_digest
+
+
+def test_an_order_that_cuts_a_window_saves_sums_and_counts_of_its_start(
+    lab: LightningLab, control: tuple[Plan, list[dict[str, Any]]]
+) -> None:
+    _, (first, _) = control
+    slow = POLICY.model_copy(update={"grace_seconds": 60, "interval_steps": 0})
+    cut = lab.world.attempt(PAIR, checkpoint=slow)
+    lab.world.volume.order(cut.epoch).parent.mkdir(parents=True, exist_ok=True)
+    stopped = lab.finished(cut, "lightning_rank.py", LIGHTNING_ORDER="1")[0]
+    assert lab.outcome(cut) is OutcomeKind.SAVED_AND_STOPPED
+    (commit,) = lab.commits(cut)
+    assert (commit.step, commit.reason) == (1, SaveReason.ORDER)
+    assert stopped["seen"] == 4 + 2, "one of the two micro batches of the second step went on"
+    again = lab.attempt(PAIR, lab.point(commit))
+    found = lab.finished(again, "lightning_rank.py")[0]
+    assert found["resume"]["reprocessedSamples"] == 4
+    assert found["seen"] == first["seen"] == STEPS * 4
+    assert history(found, "loss_step") == history(first, "loss_step", after=1)
+    for name in ("loss_epoch", "worst", "val_loss"):
+        assert history(found, name) == pytest.approx(history(first, name, after=1), rel=1e-6), name
+    assert events(found) == events(first, after=1)
+    assert (found["waited"], found["step"]) == (first["waited"], STEPS)
 
 
 def test_the_scaler_of_16_bit_precision_goes_on_bit_for_bit(lab: LightningLab) -> None:

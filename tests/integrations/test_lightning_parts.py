@@ -109,6 +109,11 @@ def test_sums_of_an_open_epoch_go_through_a_save_and_join_what_came_since(
     after.carry({**saved, "gone": ["mean", True, 1.0, 1.0]})
     with after.gathered():
         assert after.state()["mean"] == ["mean", True, 8.0, 8.0], "a second save holds both"
+    after.keep()
+    mean.value, mean.cumulated_batch_size = torch.tensor(9.0), torch.tensor(5)
+    with after.gathered():
+        assert after.state(kept=True)["mean"] == ["mean", True, 8.0, 8.0], "of the window's start"
+    mean.value, mean.cumulated_batch_size = torch.tensor(2.0), torch.tensor(4)
     after.merge()
     assert (mean.value.item(), mean.cumulated_batch_size.item(), mean._computed) == (8.0, 8, None)
     assert mean.cumulated_batch_size.dtype == torch.int64, "ranks add it up by one type"

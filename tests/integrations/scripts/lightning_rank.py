@@ -1,14 +1,17 @@
 """A script of Lightning's. `LIGHTNING_KILL`: rank 1 dies by SIGKILL once it took that step; `LIGHTNING_FSDP`: FSDP2;
-`LIGHTNING_SCALER`: 16-bit mixed precision, whose scale doubles every third step.
+`LIGHTNING_SCALER`: 16-bit mixed precision, whose scale doubles every third step; `LIGHTNING_ORDER`: once that step is
+taken, the order to save and exit comes, and micro steps take 100 s by the accumulation's clock.
 
 Every rank writes `<TINY_OUT>/lightning-e<epoch>-r<rank>.json`: what was logged and told, the resume.
 """
 
+import itertools
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytorch_lightning as pl
 import torch
@@ -17,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from trainer_sidecar.integrations.lightning import ResumableTrainer
-from trainer_sidecar.train import environment
+from trainer_sidecar.train import accumulation, environment
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_lightning import Net, Rows, Told
@@ -44,6 +47,8 @@ class Watch(pl.Callback):
         module.seen += len(batch[0])
         if trainer.global_rank == 1 and trainer.global_step == int(os.environ.get("LIGHTNING_KILL", "-1")):
             os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.global_step == int(os.environ.get("LIGHTNING_ORDER", "-1")) and trainer.global_rank == 0:
+            environment.join().order_file.write_text("SaveAndExit")
 
     def on_train_epoch_start(self, trainer, module):
         self.tell("epoch begins", trainer)
@@ -62,6 +67,9 @@ class Watch(pl.Callback):
 
 def main():
     pl.seed_everything(3)
+    if os.environ.get("LIGHTNING_ORDER"):
+        clock = itertools.count(0.0, 100.0)
+        accumulation.time = SimpleNamespace(monotonic=lambda: next(clock))
     out, fsdp = Path(os.environ["TINY_OUT"]), bool(os.environ.get("LIGHTNING_FSDP"))
     watch, told = Watch(), Told()
     stop = EarlyStopping("val_loss", patience=9, min_delta=100.0)

@@ -31,6 +31,7 @@ class Bridge:
         self.session: Session | None = None
         self.ends = contextlib.ExitStack()
         self.metrics = EpochMetrics(trainer)
+        self._memory: LightningMemory | None = None
         self._feed: Feed | None = None
         self._batches: Iterator[Any] | None = None
         self._inside: Place | None = None
@@ -92,7 +93,7 @@ class Bridge:
         trainer, options = self._trainer, dict(self._options)
         settings.refuse_schedules(trainer.lr_scheduler_configs)
         epochs, feed = self.epochs, self.feed
-        memory = LightningMemory(trainer, self.metrics, self._version)
+        memory = self._memory = LightningMemory(trainer, self.metrics, self._version)
         if self._env.world_size > 1:
             group = dist.new_group(backend="gloo")
             self.metrics.group = group if isinstance(group, dist.ProcessGroup) else None
@@ -120,8 +121,11 @@ class Bridge:
             self._go_on(memory)
 
     def _go_on(self, memory: LightningMemory) -> None:
-        """Counters and verdicts of the checkpoint; the sanity check has been made by the attempt that began."""
+        """Counters and verdicts of the checkpoint; the sanity check has been made by the attempt that began. Of
+        imported weights there are none: the run begins."""
         assert self.session is not None
+        if not memory.found:
+            return
         place = self._place()
         set_counters(self._trainer.fit_loop, place, self.session.step, self.accumulation)
         self._inside = place
@@ -165,9 +169,13 @@ class Bridge:
             )
 
     def close_micro(self) -> None:
-        """A micro batch went backward, or the optimizer took its step. Raises as `Session.micro_end`."""
+        """A micro batch went backward, or the optimizer took its step. An order may be met here by a save of the
+        window's start. Raises as `Session.micro_end`."""
         assert self.session is not None
-        self._step_taken = not self.session.micro_end(self._loss)
+        assert self._memory is not None
+        self._memory.inside = not self.session.is_last_micro
+        with self.metrics.gathered():
+            self._step_taken = not self.session.micro_end(self._loss)
 
     def close_epoch(self) -> None:
         """The epoch's last step was validated: its metrics are whole again before Lightning logs them."""
@@ -181,6 +189,8 @@ class Bridge:
             norm, self._grad_norm = self._grad_norm, None
             with self.metrics.gathered():
                 self.session.step_end(grad_norm=norm)
+            if self.accumulation > 1 and self._memory is not None and not self.leaving:
+                self._memory.keep()
 
     def close(self) -> None:
         """The run is over: save, wait for the commit, say how it ended."""

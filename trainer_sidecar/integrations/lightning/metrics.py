@@ -29,6 +29,7 @@ class EpochMetrics:
         self._trainer = trainer
         self.group: dist.ProcessGroup | None = None
         self._carried: _Sums = {}
+        self._kept: tuple[_Sums, _Sums] = {}, {}
         self._gathering = False
         self._warned: set[str] = set()
 
@@ -41,16 +42,22 @@ class EpochMetrics:
         finally:
             self._gathering = False
 
-    def state(self) -> _Sums:
-        """Sums over all ranks of the open epoch, with what a resume brought. A collective within `gathered`."""
+    def keep(self) -> None:
+        """Between two accumulation windows: for a save of the next one's start. Copies stay where they are."""
+        self._kept = self._own(), self._carried
+
+    def state(self, *, kept: bool = False) -> _Sums:
+        """Sums over all ranks of the open epoch, or those last `kept`, with what a resume brought. A collective within
+        `gathered`."""
+        held, carried = self._kept if kept else (self._own(), self._carried)
         if not self._gathering:
-            return self._carried
-        own = self._own()
+            return carried
+        own = {key: [kind, synced, float(value), float(n)] for key, (kind, synced, value, n) in held.items()}
         ranks: list[Any] = [own]
         if self.group is not None:
             ranks = [None] * dist.get_world_size(self.group)
             dist.all_gather_object(ranks, own, group=self.group)
-        return added([_averaged(ranks), self._carried])
+        return added([_averaged(ranks), carried])
 
     def carry(self, saved: _Sums) -> None:
         """What a resume found."""
@@ -85,14 +92,15 @@ class EpochMetrics:
         return found
 
     def _own(self) -> _Sums:
+        """This rank's, as tensors that nothing adds to any more."""
         found: _Sums = {}
         for key, metric in self._results.items():
             if metric.has_reset or not metric.meta.on_epoch:
                 continue
             if metric.is_tensor:
                 kind = metric.meta.reduce_fx.__name__
-                count = float(metric.cumulated_batch_size) if kind == "mean" else 1.0
-                found[key] = [kind, bool(metric.meta.sync.should), float(metric.value), count]
+                count = metric.cumulated_batch_size.detach().clone() if kind == "mean" else 1.0
+                found[key] = [kind, bool(metric.meta.sync.should), metric.value.detach().clone(), count]
             elif key not in self._warned:
                 self._warned.add(key)
                 log.warning("%s is a metric object, whose sums of an open epoch are not saved", key)

@@ -11,6 +11,7 @@ import copy
 from typing import Any
 
 from trainer_sidecar.integrations.lightning.metrics import EpochMetrics
+from trainer_sidecar.train.module_state import copied
 
 
 class LightningMemory:
@@ -22,11 +23,25 @@ class LightningMemory:
     def __init__(self, trainer: Any, metrics: EpochMetrics, version: str) -> None:
         self._trainer, self._metrics, self._version = trainer, metrics, version
         self._loaded: dict[str, Any] | None = None
+        self._kept: dict[str, Any] | None = None
+        self.inside = False
+        """An accumulation window is open: a save now is of its start."""
 
     def state_dict(self) -> dict[str, Any]:
         """Raises ValueError for an `on_save_checkpoint` that changes the weights of a checkpoint."""
         if self._loaded is not None:
             return self._loaded
+        if self.inside and self._kept is not None:
+            return {**self._kept, "epoch": self._metrics.state(kept=True)}
+        return {**self._now(), "epoch": self._metrics.state()}
+
+    def keep(self) -> None:
+        """Between two windows: what a save inside the next one holds, since the window runs again from its start.
+        Raises as `state_dict`."""
+        self._metrics.keep()
+        self._kept = copied(self._now())
+
+    def _now(self) -> dict[str, Any]:
         trainer = self._trainer
         data = trainer.datamodule
         return {
@@ -34,18 +49,23 @@ class LightningMemory:
             "hooks": self._from_hooks(),
             "datamodule": dict(data.state_dict()) if data is not None else {},
             "callback_metrics": dict(trainer._logger_connector._callback_metrics),
-            "epoch": self._metrics.state(),
             "should_stop": bool(trainer.should_stop),
         }
+
+    @property
+    def found(self) -> bool:
+        """Whether a resume brought something that has not taken effect; imported weights bring nothing."""
+        return self._loaded is not None
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Kept until `take_effect`: the session compares first."""
         self._loaded = saved
 
     def take_effect(self, *, inside: bool) -> None:
-        """Callbacks are matched by `state_key`; one that the script has no more is passed over. `inside` an epoch its
-        metrics go on."""
-        saved, trainer = self._loaded or {}, self._trainer
+        """Only where something was `found`. Callbacks are matched by `state_key`; one that the script has no more is
+        passed over. `inside` an epoch its metrics go on."""
+        saved, trainer = self._loaded, self._trainer
+        assert saved is not None
         self._loaded = None
         for callback in trainer.callbacks:
             if callback.state_key in saved["callbacks"]:
