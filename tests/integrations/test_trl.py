@@ -157,6 +157,22 @@ def imported(lab: TrlLab, folder: Path) -> RestorePoint:
     return choose_source(history, fork, lab.world.journal.refresh())
 
 
+def test_log_probabilities_computed_ahead_are_of_the_model_without_the_adapters_that_are_trained(
+    lab: TrlLab,
+) -> None:
+    ready = {"EXAMPLE_READY": "1", **lab.example("dpo", "--precompute_ref_log_probs", "True")}
+    control = lab.attempt(ALONE)
+    lab.finished(control, RANK, **ready)
+    fourth = lab.commits(control)[0]
+    resumed = lab.attempt(ALONE, lab.point(fourth))
+    (report,) = lab.finished(resumed, RANK, **ready)
+    assert report["verified"] is True, report
+    assert lab.history(resumed, "loss") == lab.history(control, "loss")
+    other = lab.attempt(ALONE, lab.point(fourth))
+    assert lab.run(other, RANK, EXAMPLE_OTHER="1", **ready) != [0]
+    assert re.search(r"fingerprint model.reference: .* \(refused\)", lab.log(other)), lab.log(other)
+
+
 REFUSED = {
     "streaming": "train_dataset is an IterableDataset, .*load_dataset without streaming",
     "best": "load_best_model_at_end: its folders are gone with the pod",

@@ -1,7 +1,8 @@
 """A script of examples/ as it stands (`EXAMPLE`: its folder, `EXAMPLE_ARGS`: a JSON list), and what its resume said.
 
 `EXAMPLE_KILL`: the last rank dies by SIGKILL before that step counts. `EXAMPLE_OTHER`: the tiny model has one weight
-that differs. Every rank writes `<TINY_OUT>/example-e<epoch>-r<rank>.json`.
+that differs. `EXAMPLE_READY`: the script's model has adapters already, others at each start.
+Every rank writes `<TINY_OUT>/example-e<epoch>-r<rank>.json`.
 """
 
 import json
@@ -45,5 +46,20 @@ if os.environ.get("EXAMPLE_OTHER"):
         return model
 
     models.tiny_model = moved
+if os.environ.get("EXAMPLE_READY"):
+    import models
+    import peft
+    import torch
+
+    load = models.load
+
+    def adapted(name):
+        model, tokenizer = load(name)
+        torch.seed()
+        return peft.get_peft_model(
+            model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        ), tokenizer
+
+    models.load = adapted
 sys.argv = ["train.py", *json.loads(os.environ["EXAMPLE_ARGS"])]
 runpy.run_path(str(FOLDER / "train.py"), run_name="__main__")

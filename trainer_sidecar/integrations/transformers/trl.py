@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ REFERENCE = "model.reference"
 """Fingerprint of the reference's weights: another one is refused, as another model is."""
 _OF_MICRO_BATCHES = ("aot", "aot_unpaired", "sft")
 """Losses of DPO that sort or average within a micro batch, whose size follows the mesh."""
+_COPY = "ref"
+"""TRL's name for the copy of an adapter that it compares with."""
+_FACTORS = (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B"))
 _UNSAVED = {"BEMACallback": "its running averages are in no save, and would begin anew"}
 
 
@@ -71,19 +74,50 @@ def reference_of(trainer: Any) -> str | None:
     """Digest of the model that a trainer compares with: `ref_model`, or its own model where the log-probabilities were
     computed ahead. None: it has no such model, or one that is sharded."""
     model = getattr(trainer, "ref_model", None)
-    if model is None and getattr(trainer.args, "precompute_ref_log_probs", False):
-        model = trainer.model
-    return None if model is None else digest_of(model)
+    if model is not None:
+        return _digest(_tensors(model))
+    ahead = getattr(trainer.args, "precompute_ref_log_probs", False)
+    return _digest(_before_training(trainer.model)) if ahead else None
 
 
-def digest_of(model: torch.nn.Module) -> str | None:
-    """`sha256:<hex>` of names, dtypes, shapes and bytes of a module's state; None for sharded tensors."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+
+
+def _digest(state: Mapping[str, torch.Tensor]) -> str | None:
+    """`sha256:<hex>` of names, dtypes, shapes and bytes; None for sharded tensors."""
     if any(isinstance(tensor, DTensor) for tensor in state.values()):
         return None
     sums = dict(zip(state, checksums(list(state.values())), strict=True))
     forms = [(name, str(t.dtype), tuple(t.shape), sums[name]) for name, t in sorted(state.items())]
     return "sha256:" + hashlib.sha256(repr(forms).encode()).hexdigest()
+
+
+def _before_training(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What of a model is its own reference. Of one with PEFT's adapters: the model without them or, where TRL has
+    copied the adapter of a ready PeftModel, with that copy. The adapters that are trained are random at each start, and
+    so is half of a copy that was not trained yet, which changes nothing: its other half is zero."""
+    state, adapters = _tensors(model), getattr(model, "peft_config", None)
+    if not adapters:
+        return state
+    layers = [
+        f"{where}.{layer}.".lstrip(".")
+        for where, module in model.named_modules()
+        for layer in (*getattr(module, "adapter_layer_names", ()), *getattr(module, "other_param_names", ()))
+    ]
+    layers.append("prompt_encoder.")
+    others = tuple(f"{layer}{name}." for layer in layers for name in adapters if name != _COPY)
+    kept = {name: tensor for name, tensor in state.items() if not f"{name}.".startswith(others)}
+    return {name: tensor for name, tensor in kept.items() if not _is_half_of_nothing(name, kept)}
+
+
+def _is_half_of_nothing(name: str, state: Mapping[str, torch.Tensor]) -> bool:
+    """Whether it is a factor of a LoRA product of which one is zero."""
+    for one, other in _FACTORS:
+        if f".{one}.{_COPY}" in name or f".{other}.{_COPY}" in name:
+            pair = (name.replace(f".{other}.", f".{one}."), name.replace(f".{one}.", f".{other}."))
+            return not all(bool(state[factor].any()) for factor in pair if factor in state)
+    return False
 
 
 def moving_reference(trainer: Any) -> dict[str, Any]:
@@ -99,9 +133,11 @@ def check_start(trainer: Any) -> None:
     session = trainer.session
     if session.step or session.resume is None or trainer.reference is None:
         return
-    if digest_of(trainer.accelerator.unwrap_model(trainer.model)) == trainer.reference:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    apart = getattr(trainer, "ref_model", None) is not None
+    if _digest(_tensors(model) if apart else _before_training(model)) == trainer.reference:
         return
-    if getattr(trainer, "ref_model", None) is None:
+    if not apart:
         raise ValueError(
             "precompute_ref_log_probs: the reference's log-probabilities were computed with the weights that the "
             "script made, and the run begins with imported ones: load those in the script, or give ref_model"
