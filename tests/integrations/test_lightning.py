@@ -182,8 +182,10 @@ def test_after_an_order_that_min_epochs_would_ignore_it_goes_on_bit_for_bit_on_t
     found = lab.finished(again, "lightning_rank.py")
     for name in ("loss_step", "val_loss", "lr-AdamW", "worst"):
         assert history(found[0], name) == history(first, name, after=stopped.step), name
-    means = history(first, "loss_epoch", after=stopped.step)
-    assert history(found[0], "loss_epoch") == pytest.approx(means, rel=1e-6), "sums in another order"
+    for name in ("loss_epoch", "of_rank_0"):
+        means = history(first, name, after=stopped.step)
+        assert means, name
+        assert history(found[0], name) == pytest.approx(means, rel=1e-6), f"{name}: sums in another order"
     assert events(found[0]) == events(first, after=stopped.step)
     assert lab.manifest(lab.commits(again)[-1]).state_digest == lab.manifest(commits[-1]).state_digest
 
@@ -205,7 +207,7 @@ def test_an_order_that_cuts_a_window_saves_sums_and_counts_of_its_start(
     assert found["resume"]["reprocessedSamples"] == 4
     assert found["seen"] == first["seen"] == STEPS * 4
     assert history(found, "loss_step") == history(first, "loss_step", after=1)
-    for name in ("loss_epoch", "worst", "val_loss"):
+    for name in ("loss_epoch", "of_rank_0", "worst", "val_loss"):
         assert history(found, name) == pytest.approx(history(first, name, after=1), rel=1e-6), name
     assert events(found) == events(first, after=1)
     assert (found["waited"], found["step"]) == (first["waited"], STEPS)
@@ -334,6 +336,7 @@ REFUSED = {
     "in order": "the train loader's order is that of a SequentialSampler.*say so by shuffle=True",
     "weighted": "the train loader's order is that of a WeightedRandomSampler.*in a Mixture",
     "batches": r"a batch_sampler of its own \(Batches\)",
+    "seldom": "val_check_interval 3 steps: an epoch may have 2, and would not be validated. Use at most 2",
     "few": "6 samples of an epoch cannot fill a global batch of 8",
 }
 WHILE_TRAINING = {

@@ -51,6 +51,7 @@ def test_an_epoch_ends_behind_the_step_that_passes_it(
 def test_limits_of_epochs_and_steps_meet_and_data_without_length_are_one_epoch() -> None:
     assert Epochs(20, 8, 3, 4).total_steps == 4
     assert Epochs(20, 8, -1, -1).total_steps is None
+    assert (Epochs(20, 8, 3, -1).shortest, Epochs(None, 8, -1, 5).shortest) == (2, None)
     assert Epochs(20, 8, 3, 4).place(3, 24) == Place(1, 0, 2), "Lightning stops within it by itself"
     assert Epochs(None, 8, -1, 5).place(2, 16) == Place(0, 2, 3)
     with pytest.raises(ValueError, match="give Trainer\\(max_steps"):
@@ -70,11 +71,13 @@ def test_the_loader_gives_what_is_left_of_the_epoch_and_counts_all_of_it() -> No
     assert len(loader) == 9
     assert list(loader) == [0, 1, 2, 3, 4, 5]
     assert next(iter(loader)) == 6, "one iterator for all epochs"
+    assert len(EpochLoader(lambda: Place(3, 0, 0), 3, lambda: batches, usual=2)) == 6
 
 
 def result(kind: str, value: float, count: int = 0, *, synced: bool = True, tensor: bool = True) -> Any:
     """As Lightning's `_ResultMetric`."""
-    meta = SimpleNamespace(on_epoch=True, reduce_fx=getattr(torch, kind), sync=SimpleNamespace(should=synced))
+    sync = SimpleNamespace(should=synced, rank_zero_only=False)
+    meta = SimpleNamespace(on_epoch=True, reduce_fx=getattr(torch, kind), sync=sync)
     return SimpleNamespace(
         has_reset=False,
         meta=meta,
@@ -155,9 +158,29 @@ def test_a_loader_that_shuffles_gives_its_data_collate_and_workers() -> None:
     assert feed_of(DataLoader(parts, batch_size=4)).data is parts
 
 
+class Curriculum(RandomSampler):
+    """Easy ones first."""
+
+    def __iter__(self) -> Any:
+        return iter(range(20))
+
+
+class Shards(DistributedSampler[int]):
+    pass
+
+
+class Doubled(DataLoader[int]):
+    def __iter__(self) -> Any:
+        return (batch * 2 for batch in super().__iter__())
+
+
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
+        (DataLoader(ROWS, sampler=Curriculum(ROWS)), "order is that of a Curriculum"),
+        (DataLoader(ROWS, sampler=Shards(ROWS, num_replicas=2, rank=0)), "order is that of a Shards"),
+        (Doubled(ROWS, shuffle=True), "a Doubled, which reads in a way of its own"),
+        (Doubled(Mixture({"a": ROWS}, weights={"a": 1})), "a Doubled, which reads in a way of its own"),
         (DataLoader(ROWS), "SequentialSampler"),
         (DataLoader(ROWS, sampler=RandomSampler(ROWS, replacement=True)), "RandomSampler"),
         (DataLoader(ROWS, sampler=RandomSampler(ROWS, num_samples=5)), "RandomSampler"),

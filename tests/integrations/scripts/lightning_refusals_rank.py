@@ -111,6 +111,11 @@ def own_batches():
     return DataLoader(Rows(16), batch_sampler=sampler)
 
 
+def seldom():
+    """Epochs of 3, 2 and 2 steps."""
+    trainer(max_epochs=3, val_check_interval=3).fit(Net(), rows(20), rows(shuffle=False))
+
+
 CASES = {
     "fast": lambda: trainer(fast_dev_run=True),
     "overfit": lambda: trainer(overfit_batches=2),
@@ -143,6 +148,7 @@ CASES = {
     "in order": lambda: fit(train=rows(shuffle=False)),
     "weighted": lambda: fit(train=weighted()),
     "batches": lambda: fit(train=own_batches()),
+    "seldom": seldom,
     "few": lambda: fit(train=rows(count=6)),
 }
 LAST = {"rewrites": Rewrites, "skips": Leaves, "nothing": Nothing}

@@ -32,6 +32,8 @@ class Net(pl.LightningModule):
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         self.log("worst", loss, on_step=False, on_epoch=True, sync_dist=True, reduce_fx="max")
         self.log("alone", loss, on_step=False, on_epoch=True)
+        if self.trainer.is_global_zero:
+            self.log("of_rank_0", loss, on_step=False, on_epoch=True, rank_zero_only=True)
         return loss
 
     def validation_step(self, batch, batch_idx):

@@ -69,7 +69,7 @@ class Bridge:
 
     @property
     def loader(self) -> EpochLoader:
-        return EpochLoader(self._place, self.accumulation, self._taken)
+        return EpochLoader(self._place, self.accumulation, self._taken, self.epochs.shortest or 0)
 
     def _place(self) -> Place:
         session = self.session
@@ -89,10 +89,11 @@ class Bridge:
 
     def begin(self) -> None:
         """Model, optimizer and schedules exist: restore, or begin. Raises as `Session.from_env`, and ValueError for
-        schedules that no resume would survive."""
+        schedules and an interval of validations that no resume would survive."""
         trainer, options = self._trainer, dict(self._options)
         settings.refuse_schedules(trainer.lr_scheduler_configs)
         epochs, feed = self.epochs, self.feed
+        settings.refuse_interval(trainer, epochs.shortest, self.accumulation)
         memory = self._memory = LightningMemory(trainer, self.metrics, self._version)
         if self._env.world_size > 1:
             group = dist.new_group(backend="gloo")
@@ -150,7 +151,7 @@ class Bridge:
 
     def open_epoch(self) -> None:
         """Lightning takes an epoch's length once; here it is told anew, and the steps to validate after."""
-        trainer, batches = self._trainer, len(self.loader)
+        trainer, batches = self._trainer, self._place().steps * self.accumulation
         trainer.fit_loop.max_batches = batches
         trainer.fit_loop._combined_loader.limits = [batches]
         interval = trainer.val_check_interval

@@ -28,6 +28,7 @@ _OPTIONS = (
     "timeout",
     "worker_init_fn",
 )
+_READS = ("__iter__", "_get_iterator", "_index_sampler")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ def feed_of(loader: Any) -> Feed:
             "the train loader reads an IterableDataset, which every attempt would read from its beginning: give a "
             "map-style one, or trainer_sidecar.train.Streams of its shards (docs/data.md)"
         )
+    if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in _READS):
+        raise ValueError(
+            f"the train loader is a {type(loader).__name__}, which reads in a way of its own (__iter__), and the session "
+            "would not: put what it does into the dataset or collate_fn of a plain DataLoader (docs/data.md)"
+        )
     if not isinstance(loader.dataset, _OURS):
         _refuse_order(loader)
     return Feed(
@@ -93,10 +99,10 @@ def _refuse_order(loader: DataLoader[Any]) -> None:
             f"the train loader has a batch_sampler of its own ({type(batches).__name__}): the session decides order "
             "and batches (docs/data.md), give batch_size and shuffle=True"
         )
-    if isinstance(sampler, RandomSampler):
+    if type(sampler) is RandomSampler:
         plain = not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     else:
-        plain = isinstance(sampler, DistributedSampler) and sampler.shuffle
+        plain = type(sampler) is DistributedSampler and sampler.shuffle
     if not plain:
         raise ValueError(
             f"the train loader's order is that of a {type(sampler).__name__}: the session shuffles each pass by its "

@@ -48,6 +48,11 @@ class Epochs:
             )
 
     @property
+    def shortest(self) -> int | None:
+        """Steps that every epoch has, but for a last one that a limit cuts short; None where nobody knows."""
+        return None if self.size is None else self.size // self.global_batch
+
+    @property
     def total_steps(self) -> int | None:
         """Steps of the whole run; None: without end."""
         ends = [self.max_steps] if self.max_steps >= 0 else []
@@ -70,17 +75,23 @@ class Epochs:
 class EpochLoader:
     """What Lightning iterates over, once for each epoch: the micro batches that are left of the one that is open.
 
-    `place` tells where the run stands, `batches` gives the session's micro batches, one iterator for the whole run.
+    `place` tells where the run stands, `batches` gives the session's micro batches, one iterator for the whole run;
+    `usual` are the steps that an epoch has at least.
     """
 
     def __init__(
-        self, place: Callable[[], Place], accumulation: int, batches: Callable[[], Iterator[Any]]
+        self,
+        place: Callable[[], Place],
+        accumulation: int,
+        batches: Callable[[], Iterator[Any]],
+        usual: int = 0,
     ) -> None:
-        self._place, self._accumulation, self._batches = place, accumulation, batches
+        self._place, self._accumulation, self._batches, self._usual = place, accumulation, batches, usual
 
     def __len__(self) -> int:
-        """Micro batches of the whole epoch, those before a resume included."""
-        return self._place().steps * self._accumulation
+        """Micro batches of the whole epoch, those before a resume included; of a usual one where the last is shorter,
+        since Lightning compares an interval of validations with it."""
+        return max(self._place().steps, self._usual) * self._accumulation
 
     def __iter__(self) -> Iterator[Any]:
         yield from itertools.islice(self._batches(), self._place().left * self._accumulation)

@@ -53,38 +53,44 @@ class EpochMetrics:
         if not self._gathering:
             return carried
         own = {key: [kind, synced, float(value), float(n)] for key, (kind, synced, value, n) in held.items()}
-        ranks: list[Any] = [own]
-        if self.group is not None:
-            ranks = [None] * dist.get_world_size(self.group)
-            dist.all_gather_object(ranks, own, group=self.group)
-        return added([_averaged(ranks), carried])
+        return added([_averaged(self._of_all(own)), carried])
 
     def carry(self, saved: _Sums) -> None:
         """What a resume found."""
         self._carried = saved
 
     def merge(self) -> None:
-        """Before the epoch's end is logged: what a resume brought joins what came since."""
+        """Before the epoch's end is logged: what a resume brought joins what came since, on the ranks that log it. A
+        collective where a resume brought something, which is the same on all ranks."""
         carried, self._carried = self._carried, {}
         results = self._results
+        mine = {key for key in carried if key in results and not results[key].has_reset}
+        logged = self._of_all(mine) if carried else []
         for key, (kind, synced, value, count) in carried.items():
-            if key not in results or results[key].has_reset:
+            holders = sum(key in rank for rank in logged)
+            if not holders:
                 log.warning(
                     "%s was logged in this epoch before the resume and not since: its mean is lost", key
                 )
-            elif synced:  # Lightning asks all ranks: one of them brings what was carried
+            if key not in mine:
+                continue
+            if synced:  # Lightning asks all ranks: one of them brings what was carried
                 _join(results[key], kind, value, int(count), adds=self._rank == 0)
-            else:  # each rank tells a mean of its own: each has an equal part
-                parts = self._ranks if kind == "mean" else 1
+            else:  # each rank tells a mean of its own: each that logs one has an equal part
+                parts = holders if kind == "mean" else 1
                 _join(results[key], kind, value / parts, count / parts, adds=True)
 
     @property
     def _rank(self) -> int:
         return dist.get_rank(self.group) if self.group is not None else 0
 
-    @property
-    def _ranks(self) -> int:
-        return dist.get_world_size(self.group) if self.group is not None else 1
+    def _of_all(self, mine: Any) -> list[Any]:
+        """`mine` of every rank. Collective."""
+        if self.group is None:
+            return [mine]
+        found: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(found, mine, group=self.group)
+        return found
 
     @property
     def _results(self) -> dict[str, Any]:
@@ -100,7 +106,9 @@ class EpochMetrics:
             if metric.is_tensor:
                 kind = metric.meta.reduce_fx.__name__
                 count = metric.cumulated_batch_size.detach().clone() if kind == "mean" else 1.0
-                found[key] = [kind, bool(metric.meta.sync.should), metric.value.detach().clone(), count]
+                sync = metric.meta.sync
+                synced = bool(sync.should and not sync.rank_zero_only)  # rank 0's alone asks nobody
+                found[key] = [kind, synced, metric.value.detach().clone(), count]
             elif key not in self._warned:
                 self._warned.add(key)
                 log.warning("%s is a metric object, whose sums of an open epoch are not saved", key)

@@ -182,6 +182,18 @@ def refuse_schedules(configs: list[Any]) -> None:
             )
 
 
+def refuse_interval(trainer: Any, shortest: int | None, accumulation: int) -> None:
+    """Raises ValueError where validation would come in the longer epochs only. `shortest`: steps of an epoch."""
+    interval = trainer.val_check_interval
+    if shortest is None or not isinstance(interval, int) or trainer.check_val_every_n_epoch is None:
+        return
+    if trainer.limit_val_batches and interval // accumulation > shortest:
+        raise ValueError(
+            f"val_check_interval {interval // accumulation} steps: an epoch may have {shortest}, and would not be "
+            f"validated. Use at most {shortest}, or check_val_every_n_epoch=None, which counts through all epochs"
+        )
+
+
 def take_over(trainer: Any, plan: Plan) -> int:
     """Accumulation of the plan; validation counted in steps. Returns what the script asked for as accumulation."""
     wanted, accumulation = trainer.accumulate_grad_batches, plan.topology.batch.accumulation
