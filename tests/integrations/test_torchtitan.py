@@ -21,6 +21,7 @@ from warm_ranks import WarmRanks, log_of
 from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.outcome import OutcomeKind
 from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.train.extra_state import targets
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
@@ -208,25 +209,38 @@ def compare(found: dict[int, Any], control: dict[int, Any], after: int) -> None:
         assert rates == control[step][2]
 
 
-def test_an_order_that_cannot_wait_cuts_the_window_which_runs_again(
-    lab: TitanLab, control: tuple[Plan, list[dict[str, Any]]]
-) -> None:
-    plan, _ = control
-    cut = lab.attempt(topology(1, 8, micro=1), lab.commit(plan, 4), order=0.001)
-    (found,) = lab.finished(cut, "any_mesh")
-    assert lab.outcome(cut) is OutcomeKind.SAVED_AND_STOPPED
-    assert (found["step"], found["began"]) == (4, found["ended"])
-    assert "the order to stop came inside step 5" in lab.all_of(cut)
+@pytest.fixture(scope="module")
+def cut(lab: TitanLab, control: tuple[Plan, list[dict[str, Any]]]) -> tuple[Plan, dict[str, Any]]:
+    """An attempt whose order comes with step 3 and cannot wait for the eight micro batches of step 4."""
+    hasty = POLICY.model_copy(update={"grace_seconds": 0.001})
+    plan = lab.world.attempt(topology(1, 8, micro=1), lab.commit(control[0], 2), checkpoint=hasty)
+    (found,) = lab.finished(plan, "any_mesh", TITAN_ORDER="3")
+    return plan, found
 
 
-def test_tensor_parallel_layers_go_on_from_it(
-    lab: TitanLab, control: tuple[Plan, list[dict[str, Any]]]
+def test_an_order_that_cannot_wait_cuts_the_window_and_saves_it_as_it_began(
+    lab: TitanLab, cut: tuple[Plan, dict[str, Any]]
+) -> None:
+    plan, found = cut
+    assert lab.outcome(plan) is OutcomeKind.SAVED_AND_STOPPED
+    assert "the order to stop came inside step 4" in lab.all_of(plan)
+    assert (found["step"], found["tokens"]) == (3, (3 * 8 + 1) * 16)
+    (saved,) = lab.commits(plan)
+    assert saved.step == 3
+    state = lab.manifest(saved).training_state
+    assert state.accumulation == {"discarded": 1}
+    assert targets(state.extra["torchtitan"], {}) == {"tokens": 3 * 8 * 16}
+
+
+def test_tensor_parallel_layers_go_on_with_the_window_that_was_cut(
+    lab: TitanLab, control: tuple[Plan, list[dict[str, Any]]], cut: tuple[Plan, dict[str, Any]]
 ) -> None:
     plan, _ = control
-    tensor = lab.attempt(TENSOR, lab.commit(plan, 2))
+    tensor = lab.attempt(TENSOR, lab.commit(cut[0], 3))
     ranks = lab.finished(tensor, "any_mesh --parallelism.tensor_parallel_degree 2")
     assert ranks[0]["resume"]["verified"] is True, ranks[0]["resume"]
-    compare(lab.seen(tensor), lab.seen(plan), 2)
+    assert [rank["tokens"] for rank in ranks] == [STEPS * 8 * 16] * 2
+    compare(lab.seen(tensor), lab.seen(plan), 3)
 
 
 def test_a_loader_of_torchtitans_goes_on_on_the_same_mesh_only(

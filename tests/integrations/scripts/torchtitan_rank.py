@@ -1,6 +1,7 @@
 """Trains as `torchtitan.train` or the page's script (`TITAN_SCRIPT`) does, on CPUs; the words behind are torchtitan's.
 
 `TITAN_HOME`, `TITAN_ARGS`: working folder and words of a rank that is forked.
+`TITAN_ORDER`: the order to save and exit comes with that step, and is heard between any two micro steps.
 `TITAN_KILL`: the last rank of an attempt that begins dies by SIGKILL once it took that step. `TITAN_WEIGHTS`: a
 folder for the trained weights, by torch's DCP. Every rank writes `<TINY_OUT>/torchtitan-e<epoch>-r<rank>.json`.
 """
@@ -18,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 import torchtitan_on_cpu  # noqa: F401
 
 from trainer_sidecar.integrations.torchtitan import Resumable
-from trainer_sidecar.train import environment
+from trainer_sidecar.train import accumulation, environment
 
 begin_session, close_step, train = Resumable.begin_session, Resumable.close_step, Resumable.train
 told = {}
@@ -35,6 +36,8 @@ def begun(trainer):
 
 
 def killed(trainer):
+    if trainer.step == int(os.environ.get("TITAN_ORDER", "0")):
+        environment.join().order_file.write_text("SaveAndExit")
     close_step(trainer)
     first = environment.join().plan.restore is None
     last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
@@ -58,6 +61,8 @@ def trained(trainer):
     out.write_text(json.dumps(told))
 
 
+if os.environ.get("TITAN_ORDER"):
+    accumulation._EVERY_SECONDS = 0.0
 Resumable.begin_session, Resumable.close_step, Resumable.train = begun, killed, trained
 os.chdir(os.environ.get("TITAN_HOME", "."))
 if "TITAN_ARGS" in os.environ:

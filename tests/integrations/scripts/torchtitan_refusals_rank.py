@@ -1,9 +1,11 @@
-"""What `ResumableTrainer` refuses, each by its words, into `<TINY_OUT>/torchtitan-e<epoch>-r0.json`."""
+"""What `ResumableTrainer` refuses, each by its words, into `<TINY_OUT>/torchtitan-e<epoch>-r0.json`. And: a
+count of tokens stays whole on a number of ranks that does not divide it."""
 
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, os.path.abspath(os.environ.get("TITAN_HOME", ".")))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -11,6 +13,7 @@ import torchtitan_on_cpu  # noqa: F401
 from my_config import any_mesh
 
 from trainer_sidecar.integrations.torchtitan import SessionDataLoader
+from trainer_sidecar.integrations.torchtitan.saves import TokensSeen
 from trainer_sidecar.train import environment
 
 os.chdir(os.environ["TITAN_HOME"])
@@ -50,4 +53,11 @@ try:
     iter(loader)
 except TypeError as error:
     told["alone"] = str(error)
+ranks = [SimpleNamespace(ntokens_seen=0, session=None) for _ in range(3)]
+counts = [TokensSeen(trainer, 3, rank) for rank, trainer in enumerate(ranks)]
+for trainer, count in zip(ranks, counts, strict=True):
+    count.load_state_dict({"tokens": 1024})
+    trainer.ntokens_seen += 8
+assert [trainer.ntokens_seen for trainer in ranks] == [350, 349, 349]
+assert [count.state_dict() for count in counts] == [{"tokens": 1024 + 24}] * 3
 Path(os.environ["TINY_OUT"], f"torchtitan-e{plan.epoch}-r0.json").write_text(json.dumps(told))

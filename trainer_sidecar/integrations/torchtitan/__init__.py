@@ -101,6 +101,7 @@ class Resumable:
             self.checkpointer.load_initial()
         options, dp = dict(self._options), self._plan.topology.mesh.dp
         self._fed = Fed(trainer.dataloader)
+        self._tokens = TokensSeen(self, dp, environment.join().dp_rank)
         self.session = self._ends.enter_context(
             Session.from_env(
                 model=trainer.model_parts[0],
@@ -109,7 +110,7 @@ class Resumable:
                 total_steps=self.config.training.steps,
                 seed=self.config.debug.seed or 0,
                 device=utils.device_type,
-                extra={"torchtitan": OfRank0(TokensSeen(self, dp)), **options.pop("extra", {})},
+                extra={"torchtitan": OfRank0(self._tokens), **options.pop("extra", {})},
                 fingerprints={
                     **fingerprints_of(self.config, trainer.tokenizer),
                     **options.pop("fingerprints", {}),
@@ -119,6 +120,7 @@ class Resumable:
             )
         )
         self.step = self.session.step
+        self._tokens.window_begins()
         return self.session.resume is not None
 
     def batch_generator(self, data_iterable: Any) -> Any:
@@ -143,6 +145,7 @@ class Resumable:
         """A step was taken: it may be saved now. Raises as `Session.step_end`."""
         assert self.session is not None
         self.session.step_end(grad_norm=self._grad_norm)
+        self._tokens.window_begins()
 
     def should_continue_training(self) -> bool:
         """Until torchtitan's last step, or the order to stop."""

@@ -68,14 +68,35 @@ class SessionCheckpoints(BaseCheckpointManager):
 
 
 class TokensSeen:
-    """torchtitan's count of tokens, over all ranks, as an object of the session's `extra`."""
+    """torchtitan's count of tokens, over all ranks, as an object of the session's `extra`.
 
-    def __init__(self, trainer: Any, dp: int) -> None:
-        self._trainer, self._dp = trainer, dp
+    torchtitan counts with each micro batch. An order may cut a window, which then runs again from its start: such a
+    save holds what was counted when the window began.
+    """
+
+    def __init__(self, trainer: Any, dp: int, dp_rank: int) -> None:
+        self._trainer, self._dp, self._dp_rank = trainer, dp, dp_rank
+        self._loaded, self._share = 0, 0
+        """What a resume began with, over all ranks, and of that this rank's."""
+        self._at_start: int | None = None
+
+    def window_begins(self) -> None:
+        """No micro batch of the next window was counted yet."""
+        self._at_start = self._total()
 
     def state_dict(self) -> dict[str, int]:
-        return {"tokens": self._trainer.ntokens_seen * self._dp}
+        session = self._trainer.session
+        cut = session is not None and session.micro > 0
+        return {"tokens": self._at_start if cut and self._at_start is not None else self._total()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """This rank's share, which torchtitan adds up again over the ranks."""
-        self._trainer.ntokens_seen = int(state["tokens"]) // self._dp
+        """This rank's share, which torchtitan adds up again over the ranks; the first ranks have one more where the
+        count cannot be divided."""
+        self._loaded = int(state["tokens"])
+        each, rest = divmod(self._loaded, self._dp)
+        self._share = each + (self._dp_rank < rest)
+        self._trainer.ntokens_seen = self._share
+
+    def _total(self) -> int:
+        """All ranks have counted alike since."""
+        return self._loaded + (int(self._trainer.ntokens_seen) - self._share) * self._dp
