@@ -25,7 +25,14 @@ from operator_values import (
 
 from rtj_operator.api import Phase
 from rtj_operator.conditions import EventReason, Reason
-from rtj_operator.decide.actions import CreateJob, DeleteJob, FenceAndPublish, PublishOrder, PublishPlan
+from rtj_operator.decide.actions import (
+    CreateJob,
+    DeleteJob,
+    FenceAndPublish,
+    PublishOrder,
+    PublishPlan,
+    WriteStatus,
+)
 from rtj_operator.decide.observed import JobView, PodView
 from rtj_operator.kube import WORKLOADS, Forbidden
 from rtj_operator.podview import job_view
@@ -71,7 +78,8 @@ def preempted(kind: OutcomeKind | None = OutcomeKind.SAVED_AND_STOPPED) -> Situa
 
 
 def effects(situation: Situation, *kinds: Any) -> list[Any]:
-    return [a for a in situation.decide().actions if isinstance(a, kinds)]
+    """Those of `kinds` among the actions, or all."""
+    return [a for a in situation.decide().actions if isinstance(a, kinds or object)]
 
 
 def test_a_placement_that_waits_says_what_its_queue_says_and_is_looked_at_now_and_then() -> None:
@@ -155,6 +163,51 @@ def test_a_pod_that_is_lost_from_an_admitted_job_makes_a_new_placement_as_ever()
     seen = training().seeing(jobs=(job(1, 2, resumed_at=LONG_AGO),), pods=lost)
     assert [a.placement for a in effects(seen, CreateJob)] == [2]
     assert seen.decide().status.attempts[-1].outcome == "PodLost"
+
+
+def admitted(resumed: float, *created: float) -> Situation:
+    """Attempt 1 trains in pods that were made at those times, in a Job whose start is dated `resumed`."""
+    live = tuple(replace(p, created_at=at) for p, at in zip(training().observed.pods, created, strict=True))
+    return training().seeing(jobs=(job(1, 2, resumed_at=resumed),), pods=live)
+
+
+@pytest.mark.parametrize("resumed", [NOW - 50, NOW + 30], ids=["", "by a clock ahead of the operator's"])
+@pytest.mark.parametrize("before", [(1, 0), (1, 1), (40, 2)])
+def test_pods_that_are_older_than_the_start_of_their_job_train_on(
+    before: tuple[float, float], resumed: float
+) -> None:
+    """The Job controller makes pods first and dates the start afterwards, in whole seconds."""
+    seen = admitted(resumed, *(resumed - b for b in before))
+    decision = seen.decide()
+    assert decision.status.phase is Phase.RUNNING
+    assert decision.status.attempts[-1].ended_at is None
+    assert effects(seen) == effects(seen, WriteStatus)
+
+
+@pytest.mark.parametrize("resumed", [NOW - 50, NOW + 30], ids=["", "by a clock ahead of the operator's"])
+@pytest.mark.parametrize("before", [(1, 0), (1, 1)])
+def test_what_befalls_pods_that_are_older_than_the_start_of_their_job_is_what_it_is(
+    before: tuple[float, float], resumed: float
+) -> None:
+    """A rank that fails is launched again in the same pods; a lost node makes a new placement; no queue did that."""
+    base = admitted(resumed, *(resumed - b for b in before))
+    job_view, live = base.observed.jobs[0], base.observed.pods
+    ended = end_report(OutcomeKind.FAILED)
+    failed = base.seeing(jobs=(job_view,), pods=tuple(replace(p, status=ended) for p in live))
+    decision = failed.with_nonce("nonce-2").decide()
+    (fence,) = [a for a in decision.actions if isinstance(a, FenceAndPublish)]
+    assert (fence.nonce, fence.placement, fence.cause) == ("nonce-2", 1, Cause.RANK_FAILED)
+    assert decision.status.counters.failures == 1
+    for deleting in (False, True):
+        lost = replace(live[1], node_lost=True, ready=False, status=None, deleting=deleting)
+        found = base.seeing(jobs=(job_view,), pods=(live[0], lost))
+        assert [a.placement for a in effects(found, CreateJob)] == [2]
+        status = found.decide().status
+        assert status.attempts[-1].outcome == "NodeLost"
+        assert status.placement is not None
+        assert (status.placement.cause, status.placement.lost_nodes) == (Cause.NODE_LOST, ["node2"])
+    drained = base.seeing(jobs=(job_view,), pods=(live[0], replace(live[1], deleting=True)))
+    assert drained.decide().status.phase is Phase.SAVING, "its save is waited for"
 
 
 def test_a_rank_that_failed_while_its_job_was_preempted_counts_and_the_placement_stays() -> None:

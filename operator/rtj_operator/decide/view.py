@@ -108,18 +108,34 @@ class View:
 
     def before_pause(self, pod: PodView) -> bool:
         """Its queue has ended that pod of the current placement by suspending the Job, or is about to: while that is
-        suspended each, afterwards those from before it was started again (O2)."""
+        suspended each, afterwards those on their way out from before it was started again (O2).
+
+        A pod that nobody deletes is never one: the Job controller makes the pods first and writes the moment of the
+        start afterwards, so new ones are older than that, by a second or, where there are many, by a minute."""
         job = self.job
-        return job is not None and (job.suspended or pod.created_at < (job.resumed_at or 0.0))
+        if job is None or job.suspended:
+            return job is not None
+        return (pod.deleting or pod.gone) and pod.created_at < (job.resumed_at or 0.0)
 
     @property
     def paused(self) -> bool:
-        """The Job has been suspended since the current attempt's plan was published: no pod of now carries that."""
+        """The Job has been suspended since the current attempt began: no pod of now carries its plan."""
         job, attempt = self.job, self.status.attempt
-        if job is None or attempt is None or not self.running or not (job.suspended or job.resumed_at):
+        if job is None or attempt is None or not self.running:
             return False
-        carries = (p for p in self.pods if p.plan is not None and p.plan.nonce == attempt.nonce)
-        return all(self.before_pause(p) for p in carries)
+        since = job.resumed_at is not None and job.resumed_at > attempt.started_at.timestamp()
+        return (job.suspended or since) and all(self.before_pause(p) for p in self.pods if self._carries(p))
+
+    def _carries(self, pod: PodView) -> bool:
+        """It has the current attempt's plan."""
+        attempt = self.status.attempt
+        return attempt is not None and pod.plan is not None and pod.plan.nonce == attempt.nonce
+
+    def _counts(self, pod: PodView, paused: bool) -> bool:
+        """That pod of the current placement says how the running attempt ended, or the placement before one: of a pause
+        since, those that it ended; else those of now, all that have the attempt's plan among them."""
+        before = self.before_pause(pod)
+        return before if paused else not before or (self.running and self._carries(pod))
 
     @property
     def first(self) -> PodView | None:
@@ -162,7 +178,7 @@ class View:
         if not self.placed:
             return None
         attempt, paused = self.status.attempt if self.running else None, self.paused
-        pods = tuple(p for p in self.pods if self.before_pause(p) == paused)
+        pods = tuple(p for p in self.pods if self._counts(p, paused))
         if attempt is None or attempt.epoch is None:
             return attempt_end(pods, self.size, NO_EPOCH)
         return attempt_end(pods, self.size, attempt.epoch, attempt.started_at.timestamp())
