@@ -210,6 +210,45 @@ def test_what_befalls_pods_that_are_older_than_the_start_of_their_job_is_what_it
     assert drained.decide().status.phase is Phase.SAVING, "its save is waited for"
 
 
+def dying(**changes: Any) -> tuple[PodView, PodView]:
+    """Pod 0 has saved and gone; pod 1 does not go."""
+    saved, other = ending(OutcomeKind.SAVED_AND_STOPPED, gone=True)[0], ending(None)[1]
+    return saved, replace(other, **{"ready": False, "status": None, **changes})
+
+
+@pytest.mark.parametrize("change", [{"node_lost": True}, {"overdue_seconds": 100.0}])
+def test_a_node_that_is_lost_during_a_preemption_makes_a_new_placement(change: dict[str, Any]) -> None:
+    """Its pod holds an index of the Job for as long as it stands: the Job would wait for ever, admitted or not."""
+    seen = training().seeing(jobs=(waiting(),), pods=dying(**change))
+    decision = seen.decide()
+    assert [a.placement for a in decision.actions if isinstance(a, CreateJob)] == [2]
+    assert [a.name for a in decision.actions if isinstance(a, DeleteJob)] == ["sft-p1"]
+    assert decision.status.attempts[-1].outcome == "NodeLost"
+    assert decision.status.counters.failures == 0
+
+
+@pytest.mark.parametrize("change", [{"node_lost": True}, {"overdue_seconds": 100.0}])
+def test_a_node_that_is_lost_after_a_preemption_makes_one_once_the_job_is_to_make_pods(
+    change: dict[str, Any],
+) -> None:
+    after = preempted(None).later(60)
+    waits = after.seeing(jobs=(waiting(),), pods=dying(**change))
+    assert not effects(waits, CreateJob, DeleteJob), "it may come back until then"
+    young = replace(pod(0), uid="young-0", created_at=RESUMED)
+    back = after.seeing(jobs=(job(1, 2, resumed_at=RESUMED),), pods=(young, dying(**change)[1]))
+    assert [a.placement for a in effects(back, CreateJob)] == [2]
+    placement = back.decide().status.placement
+    assert placement is not None
+    assert placement.lost_nodes == ["node2"]
+
+
+def test_a_job_that_failed_while_it_was_being_preempted_makes_a_new_placement() -> None:
+    seen = training().seeing(
+        jobs=(replace(waiting(), failed="BackoffLimitExceeded: x"),), pods=ending(None, gone=True)
+    )
+    assert [a.placement for a in effects(seen, CreateJob)] == [2]
+
+
 def test_a_rank_that_failed_while_its_job_was_preempted_counts_and_the_placement_stays() -> None:
     found = pods(2, plan=True, status=end_report(OutcomeKind.FAILED))
     seen = training().seeing(jobs=(waiting(),), pods=tuple(replace(p, created_at=LONG_AGO) for p in found))

@@ -37,7 +37,7 @@ from rtj_operator.decide.hang import hung, stacks_first
 from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.progress import has_trained, span
-from rtj_operator.decide.queued import by_queue, interrupted, requeued, saved_for_queue
+from rtj_operator.decide.queued import by_queue, interrupted, keeps_placement, requeued, saved_for_queue
 from rtj_operator.decide.refused import kept_plan
 from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.unstarted import with_unstarted
@@ -113,7 +113,7 @@ def _failed_for_good(view: View, status: JobStatus, end: End) -> Step | None:
 def _goes_on(view: View, status: JobStatus, end: End) -> Step:
     if status.excluded_nodes != view.status.excluded_nodes:
         return _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end, status))
-    if view.paused or interrupted(view) is not None:
+    if keeps_placement(view, end):
         return requeued(view, status, end.cause)
     if not end.in_place:
         return new_placement(view, status, end.cause, end)

@@ -11,7 +11,7 @@ from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
 from rtj_operator.decide.place import QUEUE_LOOK_SECONDS, new_placement, waits_in_queue
-from rtj_operator.decide.view import Step, View, told
+from rtj_operator.decide.view import Step, View, left_behind, told
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
 
@@ -45,6 +45,14 @@ def by_queue(view: View, end: End) -> End:
 def saved_for_queue(record: AttemptRecord) -> bool:
     """It saved or was stopped, and the placement goes on: only a queue does that, any order ends the placement."""
     return record.outcome in _SAVED
+
+
+def keeps_placement(view: View, end: End) -> bool:
+    """The queue ended the attempt, and the Job can make all its pods again. It cannot once it has failed, or while a pod
+    on a lost node holds its index: then the placement goes, and with it the place in the queue."""
+    if view.job is None or view.job.failed or not (view.paused or interrupted(view) is not None):
+        return False
+    return not end.lost_nodes and not any(left_behind(p) for p in view.standing)
 
 
 def requeued(view: View, status: JobStatus, cause: Cause) -> Step:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
-from rtj_operator.classify import End, Leaving, attempt_end
+from rtj_operator.classify import OVERDUE_SECONDS, End, Leaving, attempt_end
 from rtj_operator.decide.actions import Action, Event
 from rtj_operator.decide.observed import JobView, Observed, PodView
 from rtj_operator.text import printable
@@ -133,9 +133,13 @@ class View:
 
     def _counts(self, pod: PodView, paused: bool) -> bool:
         """That pod of the current placement says how the running attempt ended, or the placement before one: of a pause
-        since, those that it ended; else those of now, all that have the attempt's plan among them."""
+        since, those that it ended; else those of now, all that have the attempt's plan among them, and those that a
+        pause left behind once the Job is to make pods again."""
         before = self.before_pause(pod)
-        return before if paused else not before or (self.running and self._carries(pod))
+        if paused or not before:
+            return before == paused
+        stays = self.job is not None and not self.job.suspended and left_behind(pod)
+        return stays or (self.running and self._carries(pod))
 
     @property
     def first(self) -> PodView | None:
@@ -182,6 +186,12 @@ class View:
         if attempt is None or attempt.epoch is None:
             return attempt_end(pods, self.size, NO_EPOCH)
         return attempt_end(pods, self.size, attempt.epoch, attempt.started_at.timestamp())
+
+
+def left_behind(pod: PodView) -> bool:
+    """It does not end by being deleted: its node is lost, or its kubelet does not answer. Its Job makes no other of its
+    index while it stands."""
+    return not pod.gone and (pod.node_lost or pod.overdue_seconds >= OVERDUE_SECONDS)
 
 
 @dataclass(frozen=True)
