@@ -1,6 +1,7 @@
 """The operator on a cluster that one has: the one that is there, or else the chart is installed for the demo.
 
-A release of somebody else's is never upgraded, changed or removed, and a definition (CRD) that was there stays.
+A release of somebody else's is never upgraded, changed or removed. A definition (CRD) goes at the end only if Helm's
+own annotations say that the demo's release brought it: one that was applied by hand or by another release stays.
 """
 
 from __future__ import annotations
@@ -40,10 +41,7 @@ class Found:
 
 def find(cluster: Kubectl, settings: OwnSettings) -> Found:
     """Definitions and operator. Without the right to look everywhere, only in the demo's own namespace."""
-    listed = cluster.kubectl(
-        "get", "customresourcedefinitions", *DEFINITIONS, "--ignore-not-found", "-o", "name", timeout=30
-    )
-    there = tuple(sorted(line.partition("/")[2] for line in listed.split()))
+    there = tuple(sorted(found["metadata"]["name"] for found in definitions(cluster)))
     everywhere = cluster.may("list", "deployments.apps", "--all-namespaces")
     scope = ["--all-namespaces"] if everywhere else ["-n", settings.namespace]
     own = f"{settings.namespace}/{RELEASE}"
@@ -52,6 +50,24 @@ def find(cluster: Kubectl, settings: OwnSettings) -> Found:
     if theirs := [name for name in names if name != own]:
         return Found(there, theirs[0])
     return Found(there, own, ours=True) if names else Found(there)
+
+
+def definitions(cluster: Kubectl) -> list[dict[str, Any]]:
+    """Those of our definitions that are there."""
+    words = ("get", "customresourcedefinitions", *DEFINITIONS, "--ignore-not-found", "-o", "json")
+    text = cluster.kubectl(*words, timeout=30)
+    if not text.strip():
+        return []
+    found: dict[str, Any] = json.loads(text)
+    items: list[dict[str, Any]] = found["items"] if found["kind"] == "List" else [found]
+    return items
+
+
+def brought(definition: dict[str, Any], settings: OwnSettings) -> bool:
+    """Whether the demo's own release in the demo's own namespace brought it, by what Helm wrote on it."""
+    told = definition["metadata"].get("annotations") or {}
+    owner = (told.get("meta.helm.sh/release-name"), told.get("meta.helm.sh/release-namespace"))
+    return owner == (RELEASE, settings.namespace)
 
 
 def check_installable(settings: OwnSettings) -> None:
@@ -123,13 +139,24 @@ def _is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def uninstall(cluster: Kubectl, settings: OwnSettings, found: Found) -> str:
-    """Take the demo's release away, and the definitions if it brought them and nobody uses them. What was done."""
+def uninstall(cluster: Kubectl, settings: OwnSettings) -> str:
+    """Take the demo's release away. What was done. The chart keeps its definitions."""
     cluster.helm("uninstall", RELEASE, "--namespace", settings.namespace, "--ignore-not-found", "--wait")
-    if found.definitions and not found.ours:
-        return f"release {RELEASE} uninstalled; the definitions were there before and stay"
-    for name in DEFINITIONS:
+    return f"release {RELEASE} uninstalled"
+
+
+def delete_definitions(cluster: Kubectl, settings: OwnSettings) -> str:
+    """Delete the definitions that the demo's release brought, unless somebody needs them by now. What was done."""
+    there = definitions(cluster)
+    ours = [found["metadata"]["name"] for found in there if brought(found, settings)]
+    if not ours:
+        return (
+            f"the definitions are not of release {RELEASE} and stay" if there else "no definitions are there"
+        )
+    if operator := find(cluster, settings).operator:
+        return f"the definitions stay: operator {operator} is there"
+    for name in ours:
         if cluster.get(name, "--all-namespaces")["items"]:
-            return f"release {RELEASE} uninstalled; the definitions stay, somebody has {name} by now"
-    cluster.kubectl("delete", "customresourcedefinitions", *DEFINITIONS, "--ignore-not-found", timeout=60)
-    return f"release {RELEASE} uninstalled, definitions deleted"
+            return f"the definitions stay: somebody has {name} by now"
+    cluster.kubectl("delete", "customresourcedefinitions", *ours, "--ignore-not-found", timeout=60)
+    return f"definitions deleted: {', '.join(ours)}"

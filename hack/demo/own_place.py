@@ -182,7 +182,8 @@ class OwnPlace:
             for name in (settings.control_name, JOB):
                 self._remove(name)
         if not self._found.operator or self._found.ours:
-            console.say(own_operator.uninstall(self.cluster, settings, self._found))
+            console.say(own_operator.uninstall(self.cluster, settings))
+            console.say(own_operator.delete_definitions(self.cluster, settings))
         self.cluster.kubectl("delete", "namespace", settings.namespace, "--ignore-not-found", timeout=180)
         console.say(f"namespace {settings.namespace} deleted")
         try:

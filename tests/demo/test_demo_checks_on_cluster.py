@@ -151,7 +151,9 @@ def test_an_operator_s_image_that_is_nowhere_is_told_at_once_and_what_was_brough
         if not found.operator:
             installed = own_operator.find(cluster, given)
             assert (installed.operator, installed.ours) == (f"{NAMESPACE}/rtj-demo", True)
-        said = own_operator.uninstall(cluster, given, found)
+        assert own_operator.uninstall(cluster, given) == "release rtj-demo uninstalled"
+        said = own_operator.delete_definitions(cluster, given)
+        assert ("definitions deleted" in said) == (not found.definitions and not found.operator)
         left = own_operator.find(cluster, given)
         assert left.definitions == (() if "definitions deleted" in said else own_operator.DEFINITIONS)
         assert left.operator == found.operator

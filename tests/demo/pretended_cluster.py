@@ -1,0 +1,109 @@
+"""A cluster of a few objects behind the demo's own wrapper of kubectl and helm: each command is written down."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from hack.demo.cluster import Kubectl
+from hack.demo.own_operator import DEFINITIONS
+from hack.demo.settings import DemoError
+
+JOBS = DEFINITIONS[0]
+
+
+class PretendedCluster(Kubectl):
+    """Answers what the demo asks, from what a test puts into it."""
+
+    def __init__(self) -> None:
+        super().__init__("lab")
+        self.commands: list[str] = []
+        self.sent: list[dict[str, Any]] = []
+        """Objects of `apply -f -` and `create -f -`."""
+        self.definitions: dict[str, dict[str, str]] = {}
+        """Name to annotations."""
+        self.deployments: list[tuple[str, str]] = []
+        """Namespace and name, of operators."""
+        self.namespaces: dict[str, dict[str, str]] = {}
+        """Name to labels."""
+        self.objects: dict[str, list[str]] = {}
+        """Resource to names of what there is of it."""
+        self.refused: set[str] = set()
+        """Beginnings of commands that fail."""
+        self.rights_missing: set[tuple[str, str]] = set()
+
+    def kubectl(self, *words: str, timeout: float = 60, stdin: str | None = None) -> str:
+        self._note("kubectl", words, timeout)
+        if stdin is not None:
+            sent = json.loads(stdin)
+            self.sent += sent["items"] if sent["kind"] == "List" else [sent]
+        if words[0] == "get":
+            return self._got(*words[1:])
+        if words[:2] == ("create", "-f"):
+            return self._created(self.sent[-1])
+        if words[:2] == ("delete", "namespace"):
+            self.namespaces.pop(words[2], None)
+        if words[:2] == ("label", "namespace"):
+            self.namespaces[words[2]].update([words[3].split("=")])  # type: ignore[list-item]
+        if words[:2] == ("delete", "customresourcedefinitions"):
+            self.definitions = {k: v for k, v in self.definitions.items() if k not in words}
+        return ""
+
+    def helm(self, *words: str, timeout: float = 180) -> str:
+        self._note("helm", words, timeout)
+        if words[0] == "uninstall":
+            self.deployments.remove((words[3], words[1]))
+        return ""
+
+    def may(self, verb: str, resource: str, *words: str) -> bool:
+        self._note("kubectl", ("auth", "can-i", verb, resource, *words), 60)
+        return (verb, resource) not in self.rights_missing
+
+    def ran(self, start: str) -> list[str]:
+        """Commands that begin so."""
+        return [command for command in self.commands if command.startswith(start)]
+
+    def _note(self, program: str, words: Sequence[str], timeout: float) -> None:
+        assert timeout > 0
+        self.commands.append(command := " ".join([program, *words]))
+        if any(command.startswith(start) for start in self.refused):
+            raise DemoError(f"`{command}` ended with exit code 1\nrefused")
+
+    def _got(self, resource: str, *words: str) -> str:
+        if resource == "customresourcedefinitions":
+            found = [_object(n, annotations=a) for n, a in self.definitions.items() if n in words]
+            return _listed(found) if len(found) > 1 else json.dumps(found[0]) if found else ""
+        if resource == "deployments.apps":
+            everywhere = "--all-namespaces" in words
+            return _listed([
+                _object(name, namespace=namespace) for namespace, name in self.deployments
+                if everywhere or namespace == words[words.index("-n") + 1]
+            ])  # fmt: skip
+        if resource == "namespace":
+            labels = self.namespaces.get(words[0])
+            return "" if labels is None else json.dumps(_object(words[0], labels=labels))
+        if resource == "pods":
+            ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+            return _listed([{**_object("operator"), **ready}])
+        return _listed([_object(name) for name in self.objects.get(resource, [])])
+
+    def _created(self, sent: dict[str, Any]) -> str:
+        name = sent["metadata"]["name"]
+        if sent["kind"] == "Namespace":
+            if name in self.namespaces:
+                raise DemoError(f'namespaces "{name}" already exists')
+            self.namespaces[name] = sent["metadata"]["labels"]
+        return ""
+
+
+def _object(name: str, **metadata: Any) -> dict[str, Any]:
+    return {"kind": "Object", "metadata": {"name": name, **metadata}}
+
+
+def _listed(items: list[dict[str, Any]]) -> str:
+    return json.dumps({"kind": "List", "items": items})
