@@ -304,10 +304,29 @@ def test_every_sample_of_the_page_trains_to_its_end(lab: LightningLab, tmp_path:
     assert found == [8, 6, 4]  # two passes over 32 samples in batches of 8; two ends by steps
 
 
+def test_a_run_that_stopped_early_says_so_when_it_is_started_again_and_goes_on_by_min_steps(
+    lab: LightningLab,
+) -> None:
+    ended = lab.attempt(ALONE)
+    (first,) = lab.finished(ended, "lightning_rank.py", LIGHTNING_EARLY="1")
+    assert first["step"] == 5, "the second validation, of the second epoch, is not better"
+    again = lab.attempt(ALONE, lab.point(lab.commits(ended)[-1]))
+    (found,) = lab.finished(again, "lightning_rank.py", LIGHTNING_EARLY="1")
+    assert (found["step"], found["events"]) == (5, [])
+    assert "the run was stopped early at step 5" in lab.log(again)
+    assert lab.outcome(again) is OutcomeKind.FINISHED
+    longer = lab.attempt(ALONE, lab.point(lab.commits(ended)[-1]))
+    (found,) = lab.finished(longer, "lightning_rank.py", LIGHTNING_EARLY="6")
+    assert found["step"] >= 6
+    assert "stopped early" not in lab.log(longer)
+
+
 REFUSED = {
     "fast": "fast_dev_run True: .* use plain Trainer",
     "overfit": "overfit_batches 2: the session decides which samples come",
     "limit": "limit_train_batches 3: it counts batches of one rank",
+    "validates": r"limit_val_batches 3: it counts batches of one rank.* or a fraction \(0.1\)",
+    "seats": "plugin LightningEnvironment: which rank sits where is told by rtj",
     "reload": "reload_dataloaders_every_n_epochs 1: .* use a Mixture",
     "clock": "val_check_time_interval 600.0: by time ranks and attempts would .* give steps",
     "fsdp1": r"strategy FSDPStrategy: FSDP1 flattens parameters.*use ModelParallelStrategy \(FSDP2\)",
@@ -340,7 +359,7 @@ REFUSED = {
     "few": "6 samples of an epoch cannot fill a global batch of 8",
 }
 WHILE_TRAINING = {
-    "rewrites": "on_save_checkpoint changes state_dict of the checkpoint",
+    "rewrites": "on_save_checkpoint changes state_dict, loops, callbacks of the checkpoint",
     "skips": "an epoch ended before its last batch: on_train_batch_start returned -1",
     "nothing": "training_step returned None: a batch that is left out",
 }

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
+from trainer_sidecar.integrations.lightning import settings
 from trainer_sidecar.integrations.lightning.data import feed_of
 from trainer_sidecar.integrations.lightning.epochs import EpochLoader, Epochs, Place
 from trainer_sidecar.integrations.lightning.metrics import EpochMetrics, added
@@ -133,6 +134,14 @@ def test_a_metric_object_is_named_once_and_left_out(caplog: pytest.LogCaptureFix
         with metrics.gathered():
             assert metrics.state() == {}
     assert caplog.text.count("accuracy is a metric object") == 1
+
+
+def test_a_lightning_that_was_not_tried_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    settings.tell_version("2.6.1", 0)
+    settings.tell_version("2.7.0", 1)
+    assert not caplog.text
+    settings.tell_version("2.7.0", 0)
+    assert "Lightning 2.7.0 was not tried with this integration, 2.6.x was" in caplog.text
 
 
 def test_sums_of_ranks_are_added_and_extremes_kept() -> None:

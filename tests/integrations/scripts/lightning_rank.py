@@ -1,6 +1,7 @@
 """A script of Lightning's. `LIGHTNING_KILL`: rank 1 dies by SIGKILL once it took that step; `LIGHTNING_FSDP`: FSDP2;
-`LIGHTNING_SCALER`: 16-bit mixed precision, whose scale doubles every third step; `LIGHTNING_ORDER`: once that step is
-taken, the order to save and exit comes, and micro steps take 100 s by the accumulation's clock.
+`LIGHTNING_SCALER`: 16-bit mixed precision, whose scale doubles every third step; `LIGHTNING_EARLY`: an early stop may
+come once that many steps are done; `LIGHTNING_ORDER`: once that step is taken, the order to save and exit comes, and
+micro steps take 100 s by the accumulation's clock.
 
 Every rank writes `<TINY_OUT>/lightning-e<epoch>-r<rank>.json`: what was logged and told, the resume.
 """
@@ -36,6 +37,7 @@ class Sharded(Net):
 class Watch(pl.Callback):
     def __init__(self):
         self.events = []
+        self.saved_before = None
 
     def tell(self, what, trainer):
         self.events.append([what, trainer.current_epoch, trainer.global_step])
@@ -72,14 +74,16 @@ def main():
         accumulation.time = SimpleNamespace(monotonic=lambda: next(clock))
     out, fsdp = Path(os.environ["TINY_OUT"]), bool(os.environ.get("LIGHTNING_FSDP"))
     watch, told = Watch(), Told()
-    stop = EarlyStopping("val_loss", patience=9, min_delta=100.0)
+    early = os.environ.get("LIGHTNING_EARLY")
+    stop = EarlyStopping("val_loss", patience=1 if early else 9, min_delta=100.0)
     plugins = []
     if os.environ.get("LIGHTNING_SCALER"):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, growth_interval=3)
         plugins = [pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)]
     trainer = ResumableTrainer(
         max_epochs=3,
-        min_epochs=3,
+        min_epochs=None if early else 3,
+        min_steps=int(early) if early else None,
         accelerator="cpu",
         strategy=pl.strategies.ModelParallelStrategy() if fsdp else "auto",
         plugins=plugins,

@@ -62,6 +62,8 @@ class Finds(Net):
 class Rewrites(Net):
     def on_save_checkpoint(self, checkpoint):
         checkpoint["state_dict"]["other"] = torch.zeros(1)
+        checkpoint["loops"]["mine"] = 1
+        checkpoint["callbacks"]["mine"] = {"seen": 1}
 
 
 class Endless(torch.utils.data.IterableDataset):
@@ -120,6 +122,8 @@ CASES = {
     "fast": lambda: trainer(fast_dev_run=True),
     "overfit": lambda: trainer(overfit_batches=2),
     "limit": lambda: trainer(limit_train_batches=3),
+    "validates": lambda: trainer(limit_val_batches=3),
+    "seats": lambda: trainer(plugins=pl.plugins.environments.LightningEnvironment()),
     "reload": lambda: trainer(reload_dataloaders_every_n_epochs=1),
     "clock": lambda: trainer(val_check_interval="00:00:10:00"),
     "fsdp1": lambda: of_strategy(pl.strategies.FSDPStrategy()),

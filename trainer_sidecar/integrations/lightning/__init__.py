@@ -49,6 +49,7 @@ class Resumable:
     def __init__(self, *, session: Mapping[str, Any] | None = None, **named: Any) -> None:
         library = _library(type(self))
         env = environment.join(settings.device(named.get("accelerator", "auto")))
+        settings.tell_version(library.__version__, env.rank)
         super().__init__(**settings.of_the_mesh(named, env, library))
         settings.refuse(self, env.plan)
         accumulation = settings.take_over(self, env.plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from trainer_sidecar.integrations.lightning.metrics import EpochMetrics
 from trainer_sidecar.integrations.lightning.state import LightningMemory
 from trainer_sidecar.train import OfRank0, Session, StatefulLoader, TrainingLibraryError
 from trainer_sidecar.train.environment import Environment
+
+log = logging.getLogger("rtj.train")
 
 
 class Bridge:
@@ -132,6 +135,12 @@ class Bridge:
         self._inside = place
         self._trainer.num_sanity_val_steps = 0
         memory.take_effect(inside=place.done > 0)
+        if self._trainer.should_stop and self._trainer.fit_loop._can_stop_early and self._env.rank == 0:
+            log.warning(
+                "the run was stopped early at step %d (trainer.should_stop, of an early stop): nothing is left to do. "
+                "To go on, give Trainer(min_steps=...) or min_epochs= above what is done: it trains that far at least",
+                self.session.step,
+            )
 
     def resumed_inside(self) -> Place | None:
         """Told once: the place in the epoch that the resume goes on in."""

@@ -78,8 +78,8 @@ def feed_of(loader: Any) -> Feed:
         )
     if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in _READS):
         raise ValueError(
-            f"the train loader is a {type(loader).__name__}, which reads in a way of its own (__iter__), and the session "
-            "would not: put what it does into the dataset or collate_fn of a plain DataLoader (docs/data.md)"
+            f"the train loader is a {type(loader).__name__}, which reads in a way of its own (__iter__), and the "
+            "session would not: put what it does into the dataset or collate_fn of a plain DataLoader (docs/data.md)"
         )
     if not isinstance(loader.dataset, _OURS):
         _refuse_order(loader)

@@ -34,8 +34,20 @@ _STRATEGIES = {
     "FSDPStrategy": "FSDP1 flattens parameters, so that their shards have no names: use ModelParallelStrategy (FSDP2)",
     "DeepSpeedStrategy": "the engine keeps its own state: keep its folder by FolderSession (docs/own-folder.md)",
 }
+_TRIED = "2.6."
 _KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 _PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+
+
+def tell_version(version: str, rank: int) -> None:
+    """Warn of a Lightning that was not tried: loops and metrics are reached by names that it may change."""
+    if rank == 0 and not version.startswith(_TRIED):
+        log.warning(
+            "Lightning %s was not tried with this integration, %sx was: what it changes inside its loops may break a "
+            "resume. Try one (kill a short run, start it again) before you rely on it",
+            version,
+            _TRIED,
+        )
 
 
 def device(accelerator: Any) -> str | None:
@@ -50,7 +62,7 @@ def device(accelerator: Any) -> str | None:
 
 def of_the_mesh(named: dict[str, Any], env: Environment, library: Any) -> dict[str, Any]:
     """Arguments with the plan's devices and nodes; without Lightning's checkpoints, unless a callback asks for them.
-    Raises ValueError for another cluster environment than torchrun's."""
+    Raises ValueError for a cluster environment, since the ranks' seats are the session's."""
     topology, given = env.plan.topology, dict(named)
     wanted = {"devices": topology.ranks_per_node, "num_nodes": topology.nodes, "accelerator": env.device.type}
     for name in ("devices", "num_nodes"):
@@ -63,6 +75,12 @@ def of_the_mesh(named: dict[str, Any], env: Environment, library: Any) -> dict[s
         given["strategy"] = "ddp" if env.world_size > 1 else "auto"
     plugins = given.get("plugins") or []
     plugins = list(plugins) if isinstance(plugins, Iterable) and not isinstance(plugins, str) else [plugins]
+    for plugin in plugins:
+        if "ClusterEnvironment" in _names(plugin):
+            raise ValueError(
+                f"plugin {type(plugin).__name__}: which rank sits where is told by rtj (torchrun's variables): leave "
+                "the cluster environment out"
+            )
     given["plugins"] = [
         *plugins,
         _seats(
@@ -126,6 +144,12 @@ def _of_arguments(trainer: Any) -> Iterator[str]:
         value = getattr(trainer, name, neutral)
         if value != neutral:
             yield f"{name.removeprefix('_')} {value}: {why}"
+    batches = trainer.limit_val_batches
+    if isinstance(batches, int) and batches > 0 and not trainer.fast_dev_run:
+        yield (
+            f"limit_val_batches {batches}: it counts batches of one rank, so another mesh would judge by other "
+            "samples: give a Subset as validation data, or a fraction (0.1)"
+        )
 
 
 def _of_strategy(trainer: Any, plan: Plan) -> Iterator[str]:

@@ -28,7 +28,7 @@ class LightningMemory:
         """An accumulation window is open: a save now is of its start."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises ValueError for an `on_save_checkpoint` that changes the weights of a checkpoint."""
+        """Raises ValueError for an `on_save_checkpoint` that changes what Lightning's own checkpoint has."""
         if self._loaded is not None:
             return self._loaded
         if self.inside and self._kept is not None:
@@ -103,17 +103,14 @@ class LightningMemory:
 
     def _from_hooks(self) -> dict[str, Any]:
         """What `on_save_checkpoint` of callbacks and module adds, under new names."""
-        trainer, checkpoint = self._trainer, self._checkpoint()
-        known = set(checkpoint)
+        trainer, checkpoint, before = self._trainer, self._checkpoint(), self._checkpoint()
         for callback in trainer.callbacks:
             callback.on_save_checkpoint(trainer, trainer.lightning_module, checkpoint)
         trainer.lightning_module.on_save_checkpoint(checkpoint)
-        changed = [
-            name for name in ("state_dict", "optimizer_states", "lr_schedulers") if checkpoint.get(name)
-        ]
+        changed = [name for name, value in before.items() if checkpoint.get(name, value) != value]
         if changed:
             raise ValueError(
                 f"on_save_checkpoint changes {', '.join(changed)} of the checkpoint, which the session saves as they "
                 "are: add under names of your own, or give the object to session={'extra': ...}"
             )
-        return {name: value for name, value in checkpoint.items() if name not in known}
+        return {name: value for name, value in checkpoint.items() if name not in before}
