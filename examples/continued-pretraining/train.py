@@ -55,6 +55,11 @@ def main() -> None:
         data=Windows(args.data, tokenizer, args.context), total_steps=args.steps,  # rtj
         fingerprints=fingerprint(model_config=model.config, tokenizer=tokenizer),  # rtj
     ) as session:  # rtj  # fmt: skip
+        if session.resume is None:  # rtj: neither the import nor a commit, so the model is noise
+            raise ValueError(
+                f"nothing was restored, so the weights of {args.base} are not in the model: start with "
+                "`rtj run --resume-from RUN_ID`, or give the job spec.checkpoint.resumeFrom (README.md)"
+            )
         for batch in session.batches():  # rtj: each sample once, whatever the number of ranks
             tokens = batch.to(mesh.device_type)
             loss = model(input_ids=tokens, labels=tokens).loss / session.accumulation  # rtj

@@ -131,6 +131,10 @@ def test_continued_pretraining_begins_from_the_import_and_resumes_its_own_on_oth
     point = imported(lab, tmp_path)
     options = ("--base", str(tmp_path / "base"), "--steps", str(STEPS), "--context", "32", "--lr", "0.01")
     environment = {**lab.example("continued-pretraining"), "EXAMPLE_ARGS": json.dumps(options)}
+    forgotten = lab.attempt(ALONE)
+    assert lab.run(forgotten, RANK, **environment) == [1]
+    assert re.search(r"nothing was restored, .*: start with `rtj run --resume-from", lab.log(forgotten))
+    assert lab.commits(forgotten) == []
     control = lab.attempt(PAIR, point)
     report = lab.finished(control, RANK, **environment)[0]
     assert "weights only" in {check["name"] for check in report["checks"]}
