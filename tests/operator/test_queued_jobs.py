@@ -10,8 +10,6 @@ import pytest
 from fake_kube import FakeKube
 from operator_values import (
     NOW,
-    WANTED,
-    Situation,
     end_report,
     job,
     plan,
@@ -19,9 +17,8 @@ from operator_values import (
     pods,
     rooms,
     running,
-    sidecar,
-    spec,
 )
+from queued_values import LONG_AGO, QUEUE, RESUMED, effects, ending, preempted, queued, training, waiting
 
 from rtj_operator.api import Phase
 from rtj_operator.conditions import EventReason, Reason
@@ -31,55 +28,13 @@ from rtj_operator.decide.actions import (
     FenceAndPublish,
     PublishOrder,
     PublishPlan,
-    WriteStatus,
 )
-from rtj_operator.decide.observed import JobView, PodView
+from rtj_operator.decide.observed import JobView
 from rtj_operator.kube import WORKLOADS, Forbidden
 from rtj_operator.podview import job_view
 from rtj_operator.queuewords import QueueWords, queue_words
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import OutcomeKind
-
-QUEUE = spec(scheduling={"queue": "gpus"})
-LONG_AGO, RESUMED = NOW - 100, NOW + 50
-
-
-def queued(nodes: int = 2) -> Situation:
-    """Placement 1 has just been made; its Job waits."""
-    start = replace(
-        Situation(), spec=QUEUE, wanted=replace(WANTED, nodes=nodes, sizes=tuple(range(1, nodes + 1)))
-    )
-    return start.after(start.decide()).seeing(jobs=(waiting(nodes),), pods=())
-
-
-def waiting(nodes: int = 2, says: str = "") -> JobView:
-    return job(1, nodes, suspended=True, queue_says=says)
-
-
-def training() -> Situation:
-    """Attempt 1 trains in the Job that the queue has admitted."""
-    live = tuple(replace(p, created_at=LONG_AGO) for p in running().observed.pods)
-    return replace(running(), spec=QUEUE).seeing(jobs=(job(1, 2, resumed_at=LONG_AGO),), pods=live)
-
-
-def ending(kind: OutcomeKind | None, *, gone: bool = False) -> tuple[PodView, ...]:
-    """Its pods, on their way out or gone, with what the ranks ended with."""
-    status = end_report(kind) if kind else sidecar(0)
-    found = pods(2, plan=True, status=status)
-    return tuple(replace(p, deleting=True, gone=gone, created_at=LONG_AGO) for p in found)
-
-
-def preempted(kind: OutcomeKind | None = OutcomeKind.SAVED_AND_STOPPED) -> Situation:
-    """Its ranks have ended since the queue suspended the Job, and that has been recorded."""
-    seen = training().seeing(
-        jobs=(waiting(says="Preempted to accommodate another"),), pods=ending(kind, gone=kind is None)
-    )
-    return seen.after(seen.decide())
-
-
-def effects(situation: Situation, *kinds: Any) -> list[Any]:
-    """Those of `kinds` among the actions, or all."""
-    return [a for a in situation.decide().actions if isinstance(a, kinds or object)]
 
 
 def test_a_placement_that_waits_says_what_its_queue_says_and_is_looked_at_now_and_then() -> None:
@@ -163,90 +118,6 @@ def test_a_pod_that_is_lost_from_an_admitted_job_makes_a_new_placement_as_ever()
     seen = training().seeing(jobs=(job(1, 2, resumed_at=LONG_AGO),), pods=lost)
     assert [a.placement for a in effects(seen, CreateJob)] == [2]
     assert seen.decide().status.attempts[-1].outcome == "PodLost"
-
-
-def admitted(resumed: float, *created: float) -> Situation:
-    """Attempt 1 trains in pods that were made at those times, in a Job whose start is dated `resumed`."""
-    live = tuple(replace(p, created_at=at) for p, at in zip(training().observed.pods, created, strict=True))
-    return training().seeing(jobs=(job(1, 2, resumed_at=resumed),), pods=live)
-
-
-@pytest.mark.parametrize("resumed", [NOW - 50, NOW + 30], ids=["", "by a clock ahead of the operator's"])
-@pytest.mark.parametrize("before", [(1, 0), (1, 1), (40, 2)])
-def test_pods_that_are_older_than_the_start_of_their_job_train_on(
-    before: tuple[float, float], resumed: float
-) -> None:
-    """The Job controller makes pods first and dates the start afterwards, in whole seconds."""
-    seen = admitted(resumed, *(resumed - b for b in before))
-    decision = seen.decide()
-    assert decision.status.phase is Phase.RUNNING
-    assert decision.status.attempts[-1].ended_at is None
-    assert effects(seen) == effects(seen, WriteStatus)
-
-
-@pytest.mark.parametrize("resumed", [NOW - 50, NOW + 30], ids=["", "by a clock ahead of the operator's"])
-@pytest.mark.parametrize("before", [(1, 0), (1, 1)])
-def test_what_befalls_pods_that_are_older_than_the_start_of_their_job_is_what_it_is(
-    before: tuple[float, float], resumed: float
-) -> None:
-    """A rank that fails is launched again in the same pods; a lost node makes a new placement; no queue did that."""
-    base = admitted(resumed, *(resumed - b for b in before))
-    job_view, live = base.observed.jobs[0], base.observed.pods
-    ended = end_report(OutcomeKind.FAILED)
-    failed = base.seeing(jobs=(job_view,), pods=tuple(replace(p, status=ended) for p in live))
-    decision = failed.with_nonce("nonce-2").decide()
-    (fence,) = [a for a in decision.actions if isinstance(a, FenceAndPublish)]
-    assert (fence.nonce, fence.placement, fence.cause) == ("nonce-2", 1, Cause.RANK_FAILED)
-    assert decision.status.counters.failures == 1
-    for deleting in (False, True):
-        lost = replace(live[1], node_lost=True, ready=False, status=None, deleting=deleting)
-        found = base.seeing(jobs=(job_view,), pods=(live[0], lost))
-        assert [a.placement for a in effects(found, CreateJob)] == [2]
-        status = found.decide().status
-        assert status.attempts[-1].outcome == "NodeLost"
-        assert status.placement is not None
-        assert (status.placement.cause, status.placement.lost_nodes) == (Cause.NODE_LOST, ["node2"])
-    drained = base.seeing(jobs=(job_view,), pods=(live[0], replace(live[1], deleting=True)))
-    assert drained.decide().status.phase is Phase.SAVING, "its save is waited for"
-
-
-def dying(**changes: Any) -> tuple[PodView, PodView]:
-    """Pod 0 has saved and gone; pod 1 does not go."""
-    saved, other = ending(OutcomeKind.SAVED_AND_STOPPED, gone=True)[0], ending(None)[1]
-    return saved, replace(other, **{"ready": False, "status": None, **changes})
-
-
-@pytest.mark.parametrize("change", [{"node_lost": True}, {"overdue_seconds": 100.0}])
-def test_a_node_that_is_lost_during_a_preemption_makes_a_new_placement(change: dict[str, Any]) -> None:
-    """Its pod holds an index of the Job for as long as it stands: the Job would wait for ever, admitted or not."""
-    seen = training().seeing(jobs=(waiting(),), pods=dying(**change))
-    decision = seen.decide()
-    assert [a.placement for a in decision.actions if isinstance(a, CreateJob)] == [2]
-    assert [a.name for a in decision.actions if isinstance(a, DeleteJob)] == ["sft-p1"]
-    assert decision.status.attempts[-1].outcome == "NodeLost"
-    assert decision.status.counters.failures == 0
-
-
-@pytest.mark.parametrize("change", [{"node_lost": True}, {"overdue_seconds": 100.0}])
-def test_a_node_that_is_lost_after_a_preemption_makes_one_once_the_job_is_to_make_pods(
-    change: dict[str, Any],
-) -> None:
-    after = preempted(None).later(60)
-    waits = after.seeing(jobs=(waiting(),), pods=dying(**change))
-    assert not effects(waits, CreateJob, DeleteJob), "it may come back until then"
-    young = replace(pod(0), uid="young-0", created_at=RESUMED)
-    back = after.seeing(jobs=(job(1, 2, resumed_at=RESUMED),), pods=(young, dying(**change)[1]))
-    assert [a.placement for a in effects(back, CreateJob)] == [2]
-    placement = back.decide().status.placement
-    assert placement is not None
-    assert placement.lost_nodes == ["node2"]
-
-
-def test_a_job_that_failed_while_it_was_being_preempted_makes_a_new_placement() -> None:
-    seen = training().seeing(
-        jobs=(replace(waiting(), failed="BackoffLimitExceeded: x"),), pods=ending(None, gone=True)
-    )
-    assert [a.placement for a in effects(seen, CreateJob)] == [2]
 
 
 def test_a_rank_that_failed_while_its_job_was_preempted_counts_and_the_placement_stays() -> None:

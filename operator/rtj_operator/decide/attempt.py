@@ -34,8 +34,9 @@ from rtj_operator.decide.ends import (
 )
 from rtj_operator.decide.exclusion import excluded_event
 from rtj_operator.decide.hang import hung, stacks_first
+from rtj_operator.decide.lifetime import deadline_sentence
 from rtj_operator.decide.observed import PodView
-from rtj_operator.decide.place import new_placement
+from rtj_operator.decide.place import new_placement, released
 from rtj_operator.decide.progress import has_trained, span
 from rtj_operator.decide.queued import by_queue, interrupted, keeps_placement, requeued, saved_for_queue
 from rtj_operator.decide.refused import kept_plan
@@ -111,6 +112,10 @@ def _failed_for_good(view: View, status: JobStatus, end: End) -> Step | None:
 
 
 def _goes_on(view: View, status: JobStatus, end: End) -> Step:
+    if view.spec.suspend:
+        return released(view, status, Cause.RESUMED)
+    if sentence := deadline_sentence(view):
+        return fail(view, status, Reason.DEADLINE_EXCEEDED, sentence)
     if status.excluded_nodes != view.status.excluded_nodes:
         return _add_event(new_placement(view, status, end.cause, end), excluded_event(view, end, status))
     if keeps_placement(view, end):

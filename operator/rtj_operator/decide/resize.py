@@ -29,19 +29,19 @@ def suspended(view: View) -> Step | None:
         return _rests(view) if view.spec.suspend else None
     if not view.placed:
         return _rests(view)
-    if view.running and not _ordered(view):
-        return order(view, SUSPEND, "spec.suspend is true")
-    return None if view.running else released(view, view.status, Cause.RESUMED)
+    if not _runs(view):
+        return released(view, view.status, Cause.RESUMED)
+    return order(view, SUSPEND, "spec.suspend is true") if _hears(view) else None
 
 
 def deadline_passed(view: View) -> Step | None:
     """activeDeadlineSeconds: save, then Failed."""
     sentence = deadline_sentence(view)
-    if sentence is None or view.status.placement is None or (_ordered(view) and view.running):
+    if sentence is None or view.status.placement is None:
         return None
-    if view.running:
-        return order(view, DEADLINE, sentence)
-    return fail(view, view.status, Reason.DEADLINE_EXCEEDED, sentence)
+    if not _runs(view):
+        return fail(view, view.status, Reason.DEADLINE_EXCEEDED, sentence)
+    return order(view, DEADLINE, sentence) if _hears(view) else None
 
 
 def draining(view: View) -> Step | None:
@@ -158,6 +158,16 @@ def order(view: View, reason: str, why: str) -> Step:
     return Step(
         status, (PublishOrder(plan, Order.SAVE_AND_EXIT, ids(view.standing)),), WATCH_SECONDS, (event,)
     )
+
+
+def _runs(view: View) -> bool:
+    """An attempt runs, or its end is still to be recorded. One of which no pod is left, nor an end to see, does not."""
+    return view.running and (_ordered(view) or view.plan is not None or view.end is not None)
+
+
+def _hears(view: View) -> bool:
+    """A pod has the plan, and no order yet. Where none is left, the attempt's end has to be recorded first."""
+    return view.plan is not None and not _ordered(view)
 
 
 def _ordered(view: View) -> bool:
