@@ -46,6 +46,7 @@ def job_view(job: Object, placement_label: str) -> JobView | None:
         failed=f"{failed.get('reason', '')}: {failed.get('message', '')}"
         if failed.get("status") == "True"
         else "",
+        pausing=pause.get("status") == "True",
         resumed_at=unix(pause.get("lastTransitionTime")) if pause.get("status") == "False" else None,
     )
 

@@ -219,7 +219,7 @@ def test_a_job_view_knows_when_it_was_started_again() -> None:
     raw["status"] = {
         "conditions": [{"type": "Suspended", "status": "True", "lastTransitionTime": "2027-01-15T08:00:00Z"}]
     }
-    assert job_view(raw, "placement") == JobView("sft-p1", "u", 1, 2)
+    assert job_view(raw, "placement") == JobView("sft-p1", "u", 1, 2, pausing=True)
 
 
 def conditions(**found: tuple[str, str]) -> dict[str, Any]:

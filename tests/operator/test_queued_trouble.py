@@ -101,7 +101,9 @@ def test_an_attempt_whose_pods_all_went_unseen_ends_when_the_job_is_to_stop(
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"activeDeadlineSeconds": 60}])
-def test_an_attempt_of_which_neither_a_pod_nor_an_end_is_left_holds_up_no_stop(change: dict[str, Any]) -> None:
+def test_an_attempt_of_which_neither_a_pod_nor_an_end_is_left_holds_up_no_stop(
+    change: dict[str, Any],
+) -> None:
     """Its pods were replaced one by one, and none of now has its plan."""
     young = tuple(replace(pod(i, up=False), uid=f"young-{i}") for i in range(2))
     seen = replace(running(), spec=spec(**change)).still(100).seeing(jobs=1, pods=young)
@@ -121,6 +123,28 @@ def test_a_preempted_job_that_is_suspended_while_its_pods_save_is_told_so_and_le
     left = told.later(9).seeing(jobs=(waiting(),), pods=ending(OutcomeKind.SAVED_AND_STOPPED, gone=True))
     assert [a.name for a in effects(left, DeleteJob)] == ["sft-p1"]
     assert left.after(left.decide()).seeing(jobs=(), pods=()).decide().status.phase is Phase.SUSPENDED
+
+
+@pytest.mark.parametrize(
+    ("kind", "gone", "outcome"),
+    [(OutcomeKind.SAVED_AND_STOPPED, False, "Saved"), (None, True, "Preempted"), (None, False, None)],
+)
+def test_a_job_that_is_admitted_again_while_its_pods_end_keeps_its_placement(
+    kind: OutcomeKind | None, gone: bool, outcome: str | None
+) -> None:
+    """Its controller has not dated the start yet: the condition still says that it is suspended."""
+    seen = training().seeing(jobs=(job(1, 2, pausing=True),), pods=ending(kind, gone=gone))
+    decision = seen.decide()
+    assert not [a for a in decision.actions if isinstance(a, CreateJob | DeleteJob | PublishOrder)]
+    assert decision.status.attempts[-1].outcome == outcome
+    if outcome is None:
+        assert decision.status.phase is Phase.SAVING
+        return
+    young = tuple(replace(pod(i), uid=f"young-{i}", created_at=RESUMED) for i in range(2))
+    then = seen.after(decision).later(60).with_nonce("nonce-2")
+    then = then.seeing(jobs=(job(1, 2, pausing=True),), pods=(*ending(kind, gone=True), *young))
+    (fence,) = effects(then, FenceAndPublish)
+    assert (fence.placement, fence.cause) == (1, Cause.PREEMPTED)
 
 
 def dying(**changes: Any) -> tuple[PodView, PodView]:

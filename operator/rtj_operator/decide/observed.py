@@ -139,6 +139,8 @@ class JobView:
     """Sentence of the Failed condition."""
     refused: str = ""
     """Sentence of the newest FailedCreate event: why Kubernetes refuses its pods (operator.md O16)."""
+    pausing: bool = False
+    """Its condition says that it is suspended. For a moment it does still when it is not any more."""
     resumed_at: float | None = None
     """When it was started again, or for the first time, after it had been suspended; None: it is, or never was."""
     queue_says: str = ""

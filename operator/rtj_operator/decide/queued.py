@@ -48,8 +48,8 @@ def saved_for_queue(record: AttemptRecord) -> bool:
 
 
 def keeps_placement(view: View, end: End) -> bool:
-    """The queue ended the attempt, and the Job can make all its pods again. It cannot once it has failed, or while a pod
-    on a lost node holds its index: then the placement goes, and with it the place in the queue."""
+    """The queue ended the attempt, and the Job can make all its pods again. It cannot once it has failed, or while a
+    pod on a lost node holds its index: then the placement goes, and with it the place in the queue."""
     if view.job is None or view.job.failed or not (view.paused or interrupted(view) is not None):
         return False
     return not end.lost_nodes and not any(left_behind(p) for p in view.standing)

@@ -115,7 +115,7 @@ class View:
         job = self.job
         if job is None or job.suspended:
             return job is not None
-        return (pod.deleting or pod.gone) and pod.created_at < (job.resumed_at or 0.0)
+        return (pod.deleting or pod.gone) and (job.pausing or pod.created_at < (job.resumed_at or 0.0))
 
     @property
     def paused(self) -> bool:
@@ -124,7 +124,9 @@ class View:
         if job is None or attempt is None or not self.running:
             return False
         since = job.resumed_at is not None and job.resumed_at > attempt.started_at.timestamp()
-        return (job.suspended or since) and all(self.before_pause(p) for p in self.pods if self._carries(p))
+        return (job.suspended or job.pausing or since) and all(
+            self.before_pause(p) for p in self.pods if self._carries(p)
+        )
 
     def _carries(self, pod: PodView) -> bool:
         """It has the current attempt's plan."""
