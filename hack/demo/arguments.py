@@ -17,7 +17,7 @@ GPU_LOSS_TOLERANCE = 0.02
 """bfloat16 has eight bits of precision, and another mesh adds in another order."""
 CPU_RANKS = 2
 _OWN = ("store", "endpoint", "endpoint_here", "region", "registry", "operator_image", "sidecar_image", "trainer_image",
-        "gpus", "overlay")  # fmt: skip
+        "gpus", "overlay", "take_over")  # fmt: skip
 
 
 def parse(argv: list[str], run_tag: str) -> Settings:
@@ -49,6 +49,7 @@ def parse(argv: list[str], run_tag: str) -> Settings:
         operator_image=given.operator_image or _image(given.registry, "operator"),
         sidecar_image=given.sidecar_image or _image(given.registry, "sidecar"),
         trainer_image=given.trainer_image or _image(given.registry, "pretrain"),
+        take_over=bool(given.take_over),
         overlay_folder=given.overlay.resolve() if given.overlay else None,
         credentials={name: os.environ[name] for name in CREDENTIALS if os.environ.get(name)},
     )  # fmt: skip
@@ -90,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     own(
         "--overlay", type=Path, metavar="FOLDER", help="patches of your own for the job (hack/demo/README.md)"
     )
+    own(
+        "--take-over", action="store_true", default=None,
+        help="use the namespace of another run of the demo, whose jobs and release are replaced and go at the end",
+    )  # fmt: skip
     return parser
 
 

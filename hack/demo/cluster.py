@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hack.demo.settings import ROOT, DemoError
+
+FIELD_MANAGER = "rtj-demo"
 
 
 def run(
@@ -57,9 +60,20 @@ class Kubectl:
         return found
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Apply objects given as values."""
+        """Apply objects given as values. On the server: kubectl would keep a Secret's values in an annotation, and show
+        them when it is refused."""
         document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+        how = ("--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}")
+        self.kubectl("apply", *how, "-f", "-", stdin=json.dumps(document))
+
+    def create(self, thing: dict[str, Any]) -> None:
+        """Create an object given as a value. Raises DemoError when it is there already."""
+        self.kubectl("create", "-f", "-", stdin=json.dumps(thing))
+
+    def labels_of_namespace(self, name: str) -> dict[str, str] | None:
+        """None: there is no such namespace."""
+        found = self.kubectl("get", "namespace", name, "--ignore-not-found", "-o", "json")
+        return dict(json.loads(found)["metadata"].get("labels") or {}) if found.strip() else None
 
     def may(self, verb: str, resource: str, *words: str) -> bool:
         """Whether the kubeconfig's user has a right. Raises DemoError when that cannot be asked."""
@@ -135,6 +149,13 @@ class Cluster(Kubectl):
     def build_image(self, target: str, tag: str) -> None:
         """Build one target of the Dockerfile and load it into every node."""
         self.tool("image", "build", "--target", target, "--tag", tag, "--load", timeout=900)
+
+
+def secret(name: str, namespace: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """A Secret. As `data`: what is applied as `stringData` and then left out would stay."""
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+    meta = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data}
 
 
 def _exports(text: str) -> dict[str, str]:

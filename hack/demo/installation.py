@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-from hack.demo.cluster import Cluster, Kubectl, write_overlay
+from hack.demo.cluster import Cluster, Kubectl, secret, write_overlay
 from hack.demo.console import Console
 from hack.demo.settings import (
     BUCKET,
@@ -104,11 +104,8 @@ def apply_job(cluster: Cluster, settings: Settings) -> None:
     credentials = {name: variables[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     cluster.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": settings.namespace}},
-        {
-            "apiVersion": "v1", "kind": "Secret", "stringData": credentials,
-            "metadata": {"name": STORE_SECRET, "namespace": settings.namespace},
-        },
-    )  # fmt: skip
+        secret(STORE_SECRET, settings.namespace, credentials),
+    )
     settings.ledger.mkdir(parents=True, exist_ok=True)
     settings.ledger.chmod(0o777)
     write_overlay(OVERLAY, settings.overlay, overlay_values(settings))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,9 @@ from trainer_sidecar.store.open import open_store
 
 JOBS = f"resumabletrainingjobs.{API_GROUP}"
 RIGHTS = (
-    ("create", "namespaces", False), ("delete", "namespaces", False),
-    ("create", "secrets", True), ("create", "configmaps", True),
+    ("create", "namespaces", False), ("get", "namespaces", False), ("delete", "namespaces", False),
+    ("create", "secrets", True), ("get", "secrets", True), ("patch", "secrets", True),
+    ("create", "configmaps", True), ("get", "configmaps", True), ("patch", "configmaps", True),
     ("create", JOBS, True), ("get", JOBS, True), ("patch", JOBS, True), ("delete", JOBS, True),
     ("list", "pods", True), ("delete", "pods", True), ("create", "pods/exec", True), ("get", "pods/proxy", True),
     ("delete", "jobs.batch", True),
@@ -31,6 +31,8 @@ INSTALLING = (
     ("create", "deployments.apps", True),
 )  # fmt: skip
 """What Helm needs besides."""
+TAKING_OVER = (("patch", "namespaces", False), ("delete", "secrets", True))
+"""What --take-over needs besides."""
 
 
 def known_context(cluster: Kubectl) -> None:
@@ -53,7 +55,7 @@ def answers(cluster: Kubectl) -> None:
 
 def permitted(cluster: Kubectl, settings: OwnSettings, *, installs: bool) -> None:
     """Raises DemoError naming every right that is missing."""
-    wanted = [*RIGHTS, *(INSTALLING if installs else ())]
+    wanted = [*RIGHTS, *(INSTALLING if installs else ()), *(TAKING_OVER if settings.take_over else ())]
 
     def may(right: tuple[str, str, bool]) -> bool:
         verb, resource, inside = right
@@ -75,14 +77,36 @@ def _told(right: tuple[str, str, bool], settings: OwnSettings) -> str:
     return f"{verb} {resource}{f' in namespace {settings.namespace}' if inside else ''}"
 
 
-def own_namespace(cluster: Kubectl, settings: OwnSettings) -> None:
-    """Raises DemoError when the namespace is there and no demo made it: it is deleted at the end."""
-    found = cluster.kubectl("get", "namespace", settings.namespace, "--ignore-not-found", "-o", "json")
-    if found and NAMESPACE_LABEL not in (json.loads(found)["metadata"].get("labels") or {}):
+def own_namespace(cluster: Kubectl, settings: OwnSettings) -> str | None:
+    """Tag of the run that is taken over; None when the namespace is not there.
+
+    Raises DemoError when no demo made it, since it is deleted at the end, and when another run did and nobody said that
+    it may be taken over.
+    """
+    labels = cluster.labels_of_namespace(settings.namespace)
+    if labels is None:
+        return None
+    if NAMESPACE_LABEL not in labels:
         raise DemoError(
             f"namespace {settings.namespace} is there already and is not the demo's (no label {NAMESPACE_LABEL}), "
             "which deletes its namespace at the end: choose a new one with --namespace"
         )
+    run = labels[NAMESPACE_LABEL] or "without a tag"
+    if not settings.take_over:
+        raise DemoError(
+            f"namespace {settings.namespace} is that of another demo, run {run}, which is still going on, was told to "
+            "--keep, or was killed: choose another with --namespace, or, if nobody needs that run, give --take-over: "
+            "its jobs, Secret and release are replaced, and go at the end of this one"
+        )
+    return run
+
+
+def other_run(cluster: Kubectl, settings: OwnSettings) -> str | None:
+    """Whose namespace it is by now, if not this run's."""
+    labels = cluster.labels_of_namespace(settings.namespace)
+    if labels is None or labels.get(NAMESPACE_LABEL) == settings.run_tag:
+        return None
+    return labels.get(NAMESPACE_LABEL) or "without a tag"
 
 
 def enough_gpus(cluster: Kubectl, settings: OwnSettings) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hack.demo.cluster import Kubectl
-from hack.demo.own_settings import RELEASE, OwnSettings
+from hack.demo.own_settings import NAMESPACE_LABEL, RELEASE, OwnSettings
 from hack.demo.pod_trouble import cannot_start, not_scheduled
 from hack.demo.settings import CHART, DemoError
 from trainer_sidecar.contract import API_GROUP
@@ -32,7 +32,9 @@ class Found:
     operator: str = ""
     """`namespace/deployment`; empty: none."""
     ours: bool = False
-    """It is the release of an earlier demo that did not get to its end."""
+    """It is the release of an earlier demo in the same namespace that did not get to its end."""
+    demos: tuple[str, ...] = ()
+    """Operators of demos in other namespaces: they serve those alone, and go with them."""
 
     @property
     def namespace(self) -> str:
@@ -47,9 +49,15 @@ def find(cluster: Kubectl, settings: OwnSettings) -> Found:
     own = f"{settings.namespace}/{RELEASE}"
     items = cluster.get("deployments.apps", "-l", LABEL, *scope)["items"]
     names = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items]
-    if theirs := [name for name in names if name != own]:
-        return Found(there, theirs[0])
-    return Found(there, own, ours=True) if names else Found(there)
+    demos = tuple(name for name in names if name != own and _of_a_demo(cluster, name))
+    if theirs := [name for name in names if name != own and name not in demos]:
+        return Found(there, theirs[0], demos=demos)
+    return Found(there, own, ours=True, demos=demos) if own in names else Found(there, demos=demos)
+
+
+def _of_a_demo(cluster: Kubectl, operator: str) -> bool:
+    namespace, _, name = operator.partition("/")
+    return name == RELEASE and NAMESPACE_LABEL in (cluster.labels_of_namespace(namespace) or {})
 
 
 def definitions(cluster: Kubectl) -> list[dict[str, Any]]:
@@ -153,8 +161,9 @@ def delete_definitions(cluster: Kubectl, settings: OwnSettings) -> str:
         return (
             f"the definitions are not of release {RELEASE} and stay" if there else "no definitions are there"
         )
-    if operator := find(cluster, settings).operator:
-        return f"the definitions stay: operator {operator} is there"
+    found = find(cluster, settings)
+    if operators := [*filter(None, [found.operator]), *found.demos]:
+        return f"the definitions stay: operator {operators[0]} is there"
     for name in ours:
         if cluster.get(name, "--all-namespaces")["items"]:
             return f"the definitions stay: somebody has {name} by now"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from hack.demo import installation, own_checks, own_manifests, own_operator, proofs
-from hack.demo.cluster import Kubectl
+from hack.demo.cluster import Kubectl, secret
 from hack.demo.console import Console
 from hack.demo.ledger_copy import fetch
 from hack.demo.own_operator import Found
@@ -56,9 +56,9 @@ class OwnPlace:
         own_checks.answers(cluster)
         found = own_operator.find(cluster, settings)
         installs = not found.operator or found.ours
-        console.block(announcement(settings, found))
+        taken_over = own_checks.own_namespace(cluster, settings)
+        console.block(announcement(settings, found, taken_over))
         own_checks.permitted(cluster, settings, installs=installs)
-        own_checks.own_namespace(cluster, settings)
         if installs:
             own_operator.check_installable(settings)
         console.say(own_checks.enough_gpus(cluster, settings))
@@ -68,24 +68,14 @@ class OwnPlace:
         self._store = own_checks.reach_store(settings)
         console.say(f"store: {settings.store_url} can be read and written from here")
         self._found, self.up = found, True
-        self._bring(installs, console)
+        bring(cluster, settings, taken_over)
+        self._operate(installs, console)
         console.section("Control run: a job that is never interrupted, on the same cluster")
         return self._train_control(console)
 
-    def _bring(self, installs: bool, console: Console) -> None:
+    def _operate(self, installs: bool, console: Console) -> None:
         settings = self._settings
         assert self._found is not None
-        self.cluster.apply(
-            {
-                "apiVersion": "v1", "kind": "Namespace",
-                "metadata": {"name": settings.namespace, "labels": {NAMESPACE_LABEL: ""}},
-            },
-            {
-                "apiVersion": "v1", "kind": "Secret", "stringData": dict(settings.credentials),
-                "metadata": {"name": STORE_SECRET, "namespace": settings.namespace},
-            },
-            own_manifests.copier_object(settings),
-        )  # fmt: skip
         if not installs:
             self.operator_namespace = self._found.namespace
             console.say(f"operator: {self._found.operator} is there and is used as it is")
@@ -178,6 +168,8 @@ class OwnPlace:
             return
         assert self._found is not None
         assert self._store is not None
+        if run := own_checks.other_run(self.cluster, settings):
+            raise DemoError(f"namespace {settings.namespace} is run {run}'s by now and is left to it")
         if own_operator.find(self.cluster, settings).definitions:
             for name in (settings.control_name, JOB):
                 self._remove(name)
@@ -193,19 +185,38 @@ class OwnPlace:
         console.say(f"{count} objects deleted below {settings.store_url}")
 
 
-def announcement(settings: OwnSettings, found: Found) -> str:
-    """What will be created, and where."""
+def bring(cluster: Kubectl, settings: OwnSettings, taken_over: str | None) -> None:
+    """The namespace, marked as this run's, with Secret and ConfigMap. Raises DemoError when another run was faster."""
+    name, label = settings.namespace, {NAMESPACE_LABEL: settings.run_tag}
+    if taken_over is None:
+        meta = {"name": name, "labels": label}
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+    else:
+        cluster.kubectl("label", "namespace", name, f"{NAMESPACE_LABEL}={settings.run_tag}", "--overwrite")
+        # What client-side kubectl has written on the earlier one stays otherwise, keys included.
+        cluster.kubectl("delete", "secret", STORE_SECRET, "-n", name, "--ignore-not-found")
+    cluster.apply(
+        secret(STORE_SECRET, name, settings.credentials),
+        own_manifests.copier_object(settings),
+    )
+
+
+def announcement(settings: OwnSettings, found: Found, taken_over: str | None = None) -> str:
+    """What will be created or used again, and where."""
     if found.operator and not found.ours:
         operator = f"uses the operator {found.operator}, which is there, and does not change it"
     else:
-        brought = "" if found.definitions else ", with its definitions (CRDs) and cluster roles"
+        reused = " and the definitions (CRDs) that are there"
+        with_what = reused if found.definitions else ", with its definitions (CRDs) and cluster roles"
         operator = (
-            f"helm release {RELEASE} in namespace {settings.namespace}{brought}: {settings.operator_image or '?'}, "
-            f"{settings.sidecar_image or '?'}"
+            f"{'upgrades' if found.ours else 'installs'} helm release {RELEASE} in namespace {settings.namespace}"
+            f"{with_what}: {settings.operator_image or '?'}, {settings.sidecar_image or '?'}"
         )
     what = f"{settings.gpus} GPUs" if settings.gpus else f"{settings.ranks} ranks on CPUs"
+    place = f"namespace {settings.namespace} with Secret {STORE_SECRET} and a ConfigMap"
+    over = f"takes over {place} from run {taken_over} (--take-over): its jobs go first, what it has in its store stays"
     lines = [
-        f"creates namespace {settings.namespace} with Secret {STORE_SECRET} and a ConfigMap",
+        f"creates {place}" if taken_over is None else over,
         operator,
         f"two jobs, one after the other: 2 pods with {what} each, {settings.trainer_image}",
         f"writes below {settings.store_url} ({settings.endpoint or 'Amazon S3'})",

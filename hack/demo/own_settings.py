@@ -14,7 +14,7 @@ RELEASE = "rtj-demo"
 STORE_SECRET = "rtj-store"
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 NAMESPACE_LABEL = "rtj-demo"
-"""Carried by a namespace that a demo has made, and only by those."""
+"""Carried by a namespace that a demo has made, and only by those; its value is the tag of the run."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class OwnSettings(Settings):
     gpus: int = 2
     """Of each pod; 0: none, and two ranks."""
     overlay_folder: Path | None = None
+    take_over: bool = False
+    """The namespace of another run may be used, and is this run's from then on."""
     credentials: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).par
 
 from pretended_cluster import PretendedCluster  # noqa: E402
 
-from hack.demo import own_operator  # noqa: E402
+from hack.demo import own_checks, own_operator, own_place  # noqa: E402
 from hack.demo.arguments import parse  # noqa: E402
 from hack.demo.own_operator import DEFINITIONS  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
+from hack.demo.settings import DemoError  # noqa: E402
 
 NEEDED = ["--context", "lab", "--store", "s3://bucket/team/", "--registry", "registry.example.com/team"]
 OURS = {"meta.helm.sh/release-name": "rtj-demo", "meta.helm.sh/release-namespace": "rtj-demo"}
@@ -64,3 +67,69 @@ def test_definitions_that_somebody_uses_by_now_stay() -> None:
     cluster.objects, cluster.deployments = {}, [("rtj-system", "rtj")]
     assert "operator rtj-system/rtj is there" in own_operator.delete_definitions(cluster, settings())
     assert cluster.ran(DELETION) == []
+
+
+def test_a_namespace_is_marked_with_its_run_and_another_run_takes_it_over_only_when_told() -> None:
+    cluster, first = PretendedCluster(), settings()
+    assert own_checks.own_namespace(cluster, first) is None
+    own_place.bring(cluster, first, None)
+    assert cluster.namespaces == {"rtj-demo": {"rtj-demo": "t1"}}
+    assert own_checks.other_run(cluster, first) is None
+    second = replace(first, run_tag="t2")
+    with pytest.raises(DemoError, match=r"namespace rtj-demo is that of another demo, run t1.*--take-over"):
+        own_checks.own_namespace(cluster, second)
+    told = replace(second, take_over=True)
+    assert own_checks.own_namespace(cluster, told) == "t1"
+    own_place.bring(cluster, told, "t1")
+    assert cluster.namespaces == {"rtj-demo": {"rtj-demo": "t2"}}
+    assert own_checks.other_run(cluster, first) == "t2"
+    assert "takes over namespace rtj-demo" in own_place.announcement(told, own_operator.Found(()), "t1")
+    cluster.namespaces = {"rtj-demo": {}}
+    with pytest.raises(DemoError, match="is not the demo's"):
+        own_checks.own_namespace(cluster, told)
+
+
+def test_of_two_demos_that_begin_at_once_the_slower_one_is_told_and_the_namespace_stays_the_other_s() -> None:
+    cluster = PretendedCluster()
+    assert own_checks.own_namespace(cluster, settings()) is None
+    own_place.bring(cluster, replace(settings(), run_tag="t2"), None)
+    with pytest.raises(DemoError, match="already exists"):
+        own_place.bring(cluster, settings(), None)
+    assert own_checks.other_run(cluster, settings()) == "t2"
+
+
+def test_the_operator_of_another_demo_is_not_used_since_it_goes_with_that_demo() -> None:
+    cluster = PretendedCluster()
+    cluster.definitions = dict.fromkeys(DEFINITIONS, OURS)
+    cluster.namespaces = {"other": {"rtj-demo": "t0"}}
+    cluster.deployments = [("other", "rtj-demo")]
+    found = own_operator.find(cluster, settings())
+    assert (found.operator, found.demos) == ("", ("other/rtj-demo",))
+    assert "operator other/rtj-demo is there" in own_operator.delete_definitions(cluster, settings())
+    cluster.namespaces = {"other": {}}
+    assert own_operator.find(cluster, settings()).operator == "other/rtj-demo"
+
+
+def test_credentials_go_through_the_server_s_apply_as_data_and_need_the_rights_for_it() -> None:
+    """Client-side apply writes what it sends into an annotation, and on the console when it is refused."""
+    cluster = PretendedCluster()
+    given = replace(settings(), credentials={"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hidden"})
+    own_place.bring(cluster, given, None)
+    how = "--server-side --force-conflicts --field-manager=rtj-demo"
+    assert cluster.ran("kubectl apply") == [f"kubectl apply {how} -f -"]
+    (secret,) = [sent for sent in cluster.sent if sent["kind"] == "Secret"]
+    assert "stringData" not in secret
+    assert {k: base64.b64decode(v).decode() for k, v in secret["data"].items()} == given.credentials
+    own_place.bring(cluster, replace(given, take_over=True), "t0")
+    assert cluster.ran("kubectl delete secret") == [
+        "kubectl delete secret rtj-store -n rtj-demo --ignore-not-found"
+    ]
+    assert not any("hidden" in command for command in cluster.commands)
+    cluster.rights_missing = {("patch", "secrets"), ("get", "configmaps"), ("patch", "namespaces")}
+    with pytest.raises(DemoError) as caught:
+        own_checks.permitted(cluster, given, installs=False)
+    assert "patch secrets in namespace rtj-demo" in str(caught.value)
+    assert "get configmaps in namespace rtj-demo" in str(caught.value)
+    assert "patch namespaces" not in str(caught.value)
+    with pytest.raises(DemoError, match="patch namespaces"):
+        own_checks.permitted(cluster, replace(given, take_over=True), installs=False)

@@ -65,6 +65,7 @@ def test_the_command_line_names_context_store_and_images(monkeypatch: pytest.Mon
         (["--context", "c", "--registry", "r"], "needs a store that pods reach: s3://bucket/prefix"),
         (["--context", "c", "--registry", "r", "--store", "file:///tmp/x"], "--store file:///tmp/x"),
         (["--context", "c", "--store", "s3://b"], "needs --trainer-image, or --registry"),
+        (["--take-over"], "--take-over: only with --context"),
         ([*NEEDED, "--cut-pod", "1"], "on the local cluster only"),
         ([*NEEDED, "--gpus", "-1"], "--gpus -1: 0 for CPUs only"),
         ([*NEEDED, "--overlay", "/no/where"], "there is no such folder"),
@@ -83,7 +84,7 @@ def test_what_will_be_created_is_said_first() -> None:
     none, theirs = own_operator.Found(()), own_operator.Found(("a", "b"), "rtj-system/rtj")
     installing = own_place.announcement(settings(), none)
     assert "namespace rtj-demo" in installing
-    assert "helm release rtj-demo in namespace rtj-demo, with its definitions (CRDs)" in installing
+    assert "installs helm release rtj-demo in namespace rtj-demo, with its definitions (CRDs)" in installing
     assert "s3://bucket/team/rtj-demo-t1" in installing
     assert "removes all of it at the end" in installing
     using = own_place.announcement(settings("--keep"), theirs)
