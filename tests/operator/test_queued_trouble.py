@@ -15,7 +15,7 @@ from operator_values import (
     running,
     spec,
 )
-from queued_values import RESUMED, effects, ending, preempted, training, waiting
+from queued_values import RESUMED, effects, ending, preempted, queued, training, waiting
 
 from rtj_operator.api import Phase
 from rtj_operator.decide.actions import (
@@ -28,6 +28,29 @@ from rtj_operator.decide.actions import (
 from rtj_operator.decide.observed import JobView, PodView
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import OutcomeKind
+
+
+def test_hours_in_the_queue_are_no_hours_of_missing_nodes() -> None:
+    """The job may go on with one node. Short by a pod as it was suspended, it is as patient as ever once admitted."""
+
+    def short_since(when: float) -> tuple[PodView, ...]:
+        waits = pod(1, up=False, scheduled=False, node="", created_at=when)
+        return pod(0, created_at=when), replace(waits, unschedulable="0/2 nodes", unschedulable_since=when)
+
+    first = queued().seeing(jobs=(job(1, 2, resumed_at=NOW),), pods=short_since(NOW))
+    first = first.after(first.decide())
+    assert first.status.capacity_short_since is not None
+    for pods in (short_since(NOW), ()):
+        waits = first.later(5).seeing(jobs=(waiting(),), pods=pods)
+        waits = waits.after(waits.decide())
+        assert waits.status.capacity_short_since is None
+        back = waits.later(7200).seeing(
+            jobs=(job(1, 2, resumed_at=NOW + 7205),), pods=short_since(NOW + 7205)
+        )
+        assert not effects(back, CreateJob, DeleteJob)
+        back = back.after(back.decide())
+        assert not effects(back.later(59), CreateJob)
+        assert [a.nodes for a in effects(back.later(61), CreateJob)] == [1]
 
 
 def admitted(resumed: float, *created: float) -> Situation:

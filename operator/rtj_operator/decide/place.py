@@ -166,8 +166,11 @@ def pods_missing(view: View) -> Step | None:
     """
     if view.all_up or view.running:
         return None
-    status = view.status
-    short = [p.unschedulable_since or view.now for p in view.standing if p.unschedulable and not p.deleting]
+    status, waits = view.status, waits_in_queue(view)
+    if waits:  # what its queue withholds is not missing in the cluster
+        status = status.model_copy(update={"capacity_short_since": None})
+    asking = () if waits else view.standing
+    short = [p.unschedulable_since or view.now for p in asking if p.unschedulable and not p.deleting]
     if short and status.capacity_short_since is None:
         # By the scheduler's clock, which may be another one: not before the placement, and not to come.
         made = status.placement.created_at.timestamp() if status.placement else view.now
@@ -195,7 +198,7 @@ def pods_missing(view: View) -> Step | None:
     if view.job is not None and view.job.refused:
         quota = "exceeded quota" in view.job.refused
         reason, text = (Reason.QUOTA_EXCEEDED if quota else Reason.POD_REFUSED), view.job.refused
-    if waits := waits_in_queue(view):
+    if waits:
         reason, text = Reason.QUEUED, waits
     if why := why_unstarted(status):
         text = f"{text}; {why}"

@@ -62,7 +62,8 @@ def requeued(view: View, status: JobStatus, cause: Cause) -> Step:
     placement = status.placement.model_copy(update={"cause": cause})
     text = waits_in_queue(view) or f"Job {view.job.name} was suspended and has been started again"
     status = told(status, Phase.PENDING, Reason.QUEUED if view.job.suspended else Reason.PODS_PENDING, text)
-    return Step(status.model_copy(update={"placement": placement}), (), QUEUE_LOOK_SECONDS)
+    update = {"placement": placement, "capacity_short_since": None}
+    return Step(status.model_copy(update=update), (), QUEUE_LOOK_SECONDS)
 
 
 def admitted_size(view: View) -> Step | None:
