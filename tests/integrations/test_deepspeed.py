@@ -122,8 +122,7 @@ def test_its_own_ranks_go_on_bit_for_bit_and_others_by_the_universal_checkpoint(
     report = first["report"]
     assert report["resharded"] is True
     assert report["verified"] is True
-    (check,) = [c for c in report["checks"] if c["name"] == "migration"]
-    assert check["found"] == "deepspeed-universal"
+    assert all(c["name"] != "migration" for c in report["checks"]), "nobody checks what a converter does"
     change = f"from dp2xtp1xpp1/zero{stage} to dp{len(found)}xtp1xpp1/zero{stage}"
     assert f"migration 'deepspeed-universal' {change}: " in report["derived"][0]
     assert report["seconds"]["migrate"] > 0

@@ -129,6 +129,8 @@ def test_the_ranks_that_saved_get_their_folders_back_one_for_all_or_each_its_own
             assert (found["step"], found["samples"]) == (step, 8 * step)
             where = {"0": "again"} if step == 1 else {str(rank): f"again-{rank}"}
             assert found["folders"] == {leader: str(lab.world.out / at) for leader, at in where.items()}
+            if step == 1:
+                assert found["work"] == "FolderRefused: rank 1: cannot be converted"
             if step == 2:
                 assert "rank 0 and rank 1 each have a 'state' of their own" in found["both"]
             report = found["report"]
@@ -421,6 +423,18 @@ def test_a_migration_that_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -
         folder_migration.migrate(
             Migration("m", ends, *CHANGE), root, rank_folders(root, a="step-4", b="step-2")
         )
+    for number, (first, then, said) in enumerate(
+        (
+            ("x", "x/y/z", "'x/y/z' of b lies in a folder that is a file of the ranks before it"),
+            ("x/y", "x", "'x' of b is a file, and a folder of the ranks before it"),
+        )
+    ):
+        root = tmp_path / f"kinds-{number}"
+        for at in (root / "a" / first, root / "b" / then):
+            at.parent.mkdir(parents=True)
+            at.touch()
+        with pytest.raises(FolderRefused, match=said):
+            folder_migration.migrate(Migration("m", ends, *CHANGE), root, [root / "a", root / "b"])
     for wrong in ("../x", "rank-00000", "all-ranks", "", "Big"):
         with pytest.raises(ValueError, match="cannot name a migration"):
             folder_migration.check_names({wrong: ends})

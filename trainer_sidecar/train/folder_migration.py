@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.train.errors import FolderRefused
-from trainer_sidecar.train.folder_files import found_files
+from trainer_sidecar.train.folder_files import FoundFile, found_files
 
 Converter = Callable[[Path, Path], object]
 """From a folder with the files of all ranks, as the framework wrote them, into an empty one."""
@@ -107,14 +107,23 @@ def _join(folders: Sequence[Path], target: Path) -> None:
     for folder in folders:
         for file in found_files(folder):
             one, other = folder / file.path, target / file.path
-            other.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                other.parent.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise _unlike(folder, file, "lies in a folder that is a file") from None
+            if other.is_dir():
+                raise _unlike(folder, file, "is a file, and a folder")
             if not other.exists():
                 _link(one, other)
             elif not filecmp.cmp(one, other, shallow=False):
-                raise FolderRefused(
-                    f"{file.path!r} of {folder.name} is another file than that of the ranks before it: a converter "
-                    "needs one folder with the files of all; use restore_folder(…, all_ranks=True) and join them there"
-                )
+                raise _unlike(folder, file, "is another file than that")
+
+
+def _unlike(folder: Path, file: FoundFile, how: str) -> FolderRefused:
+    return FolderRefused(
+        f"{file.path!r} of {folder.name} {how} of the ranks before it: a converter needs one folder with the files of "
+        "all; use restore_folder(…, all_ranks=True) and join them there"
+    )
 
 
 def _link(source: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import FolderRefused, ResumeRefused, SidecarRefused
 from trainer_sidecar.train.folder_files import KeptFile, make_ready, told
 from trainer_sidecar.train.folder_migration import SOURCE, Converter, Migrated, Migration, chosen, migrate
-from trainer_sidecar.train.folder_sharing import dealt, key_of, meet
+from trainer_sidecar.train.folder_sharing import dealt, key_of, meet, meet_after
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
 
 log = logging.getLogger("rtj.train")
@@ -100,7 +100,6 @@ class FolderRestorer:
             migrated = self._migrate(kept)
         except (SidecarRefused, FolderRefused) as error:
             raise ResumeRefused([f"{error} (checkpoint {point.checkpoint_id})"]) from error
-        self.env.client.tell(m.CloseRestore(rank=self.env.rank))
         progress = opened.manifest.progress
         self.seconds["total"] = round(time.monotonic() - begin, 4)
         path, name = self.folder, ""
@@ -190,10 +189,13 @@ class FolderRestorer:
             "fetch", lambda: sum(self._write(self.folder / at, kept, source) for at, kept in mine)
         )
         self.agreement.barrier()  # the folder is whole on every rank that has it
+        # before a migration, which may take long and needs no window
+        self.env.client.tell(m.CloseRestore(rank=self.env.rank))
         return fetched
 
     def _migrate(self, kept: OwnFolders) -> Migrated | None:
-        """Run the migration, if there is one, by the first rank of each folder; the others wait. None on those."""
+        """Run the migration, if there is one, by the first rank of each folder; the others wait as long as that takes.
+        None on those."""
         migration, done = self._migration, list[Migrated]()
         if migration is None:
             return None
@@ -205,7 +207,7 @@ class FolderRestorer:
                 done.append(migrate(migration, self.folder, [at for at in folders if at.exists()]))
             return str(self.env.rank), ""
 
-        self._timed("migrate", lambda: meet(self.agreement, convert))
+        self._timed("migrate", lambda: meet_after(self.agreement, convert))
         return done[0] if done else None
 
     def _look(self) -> tuple[str, str]:
@@ -255,14 +257,12 @@ class FolderRestorer:
     ) -> ResumeReport:
         plan, manifest = self.env.plan, opened.manifest
         (fetched,) = self.agreement.sum_exact([fetched])
-        derived, checks = list[str](), list[Check]()
+        derived = list[str]()
         if migrated is not None and self._migration is not None:
             derived = [
                 f"{self._migration}: {files} files were made {migrated.files} files of {migrated.bytes} bytes in "
                 f"{migrated.seconds:.1f} s"
             ]
-            name = self._migration.name
-            checks = [Check(name="migration", passed=True, expected=name, found=name, detail=derived[0])]
         if self.all_ranks:
             derived = [
                 f"files of all {manifest.topology.mesh.world_size} ranks ({manifest.topology.mesh}) were handed out "
@@ -283,7 +283,6 @@ class FolderRestorer:
                     found=files,
                     detail="each byte by its hash leaf",
                 ),
-                *checks,
                 *(d.check() for d in self._changed),
             ],
             resharded=manifest.topology.mesh != plan.topology.mesh,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _F = TypeVar("_F")
 STALE_SECONDS = 90.0
 """Clients of a shared file system may keep listings as they were; NFS up to 60 s (acdirmax)."""
 _LOOK_SECONDS = 0.5
+_BEAT_SECONDS = 20.0
+"""Between two meetings of ranks of which some still work: far below the time-out of a collective."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,7 @@ def meet(agreement: Agreement, make: Callable[[], tuple[str, str]], patience: fl
     began = time.monotonic()
     while True:
         mine = {**_made(make), "late": time.monotonic() - began >= patience}
-        ranks: list[dict[str, Any]] = [
-            json.loads(data) for data in agreement.gather(json.dumps(mine).encode())
-        ]
+        ranks = _gathered(agreement, mine)
         leaders = _leaders(ranks)
         apart = next(
             (r for r, leader in enumerate(leaders) if ranks[r]["seen"] != ranks[leader]["seen"]), None
@@ -59,6 +60,40 @@ def meet(agreement: Agreement, make: Callable[[], tuple[str, str]], patience: fl
                 "there, or was shared=True given for folders that are not one?"
             )
         time.sleep(_LOOK_SECONDS)
+
+
+def meet_after(agreement: Agreement, work: Callable[[], tuple[str, str]]) -> None:
+    """As `meet` where some ranks work for long and others not at all: the ranks meet every few seconds meanwhile, in a
+    thread beside `work`, so that none waits in a collective until its time-out. Nobody compares what was seen."""
+    made: list[dict[str, str]] = []
+    _beating(agreement, lambda: made.append(_made(work)))
+    _leaders(_gathered(agreement, made[0]))
+
+
+def _beating(agreement: Agreement, work: Callable[[], None]) -> None:
+    """Returns once `work` has ended on all ranks. Raises what a meeting has met, as when a rank is gone."""
+    ended, met = threading.Event(), list[Exception]()
+
+    def beat() -> None:
+        try:
+            while True:
+                busy = not ended.wait(_BEAT_SECONDS)
+                if not agreement.total([float(busy)])()[0]:
+                    return
+        except Exception as error:
+            met.append(error)
+
+    beats = threading.Thread(target=beat, name="rtj-beat", daemon=True)
+    beats.start()
+    work()
+    ended.set()
+    beats.join()
+    if met:
+        raise met[0]
+
+
+def _gathered(agreement: Agreement, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(data) for data in agreement.gather(json.dumps(mine).encode())]
 
 
 def _made(make: Callable[[], tuple[str, str]]) -> dict[str, str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from trainer_sidecar.train import FolderRefused, FolderSession, ResumeRefused, folder_staging
+from trainer_sidecar.train import FolderRefused, FolderSession, ResumeRefused, folder_sharing, folder_staging
 
 out = Path(os.environ["TINY_OUT"])
 found: dict[str, Any] = {}
@@ -66,6 +67,36 @@ def save(session: FolderSession) -> None:
     session.commit_folder(one, step=3)
 
 
+def long_work(session: FolderSession) -> str:
+    """Rank 1 works until the ranks have met three times; rank 0 has nothing to do. The second work fails."""
+    folder_sharing._BEAT_SECONDS = 0.05
+    agreement, meetings = session._agreement, []
+    total = agreement.total
+
+    def counted(numbers: list[float]) -> Any:
+        meetings.append(numbers)
+        return total(numbers)
+
+    agreement.total = counted  # type: ignore[method-assign]
+
+    def work() -> tuple[str, str]:
+        deadline = time.monotonic() + 60
+        while session.rank == 1 and len(meetings) < 3:
+            assert time.monotonic() < deadline, "no meeting while a rank works"
+            time.sleep(0.01)
+        return "", str(session.rank)
+
+    def fails() -> tuple[str, str]:
+        if session.rank == 1:
+            raise FolderRefused("cannot be converted")
+        return "", ""
+
+    folder_sharing.meet_after(agreement, work)
+    said = refusal(folder_sharing.meet_after, agreement, fails)
+    del agreement.total
+    return said
+
+
 def load(session: FolderSession) -> None:
     rank = session.rank
     if session.restore_point.step == 2:
@@ -76,6 +107,8 @@ def load(session: FolderSession) -> None:
     found["step"], found["samples"] = restored.step, restored.samples
     found["folders"] = {str(leader): str(path) for leader, path in restored.folders.items()}
     found["report"] = json.loads(session.resume.to_json())
+    if restored.step == 1:
+        found["work"] = long_work(session)
     session.step_end(restored.step + 1, loss=1.0)
     (out / f"loaded-{restored.step}-{rank}.json").write_text(json.dumps(found))
 
