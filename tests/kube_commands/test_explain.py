@@ -89,6 +89,8 @@ def test_a_smaller_job_tells_when_it_grows_back() -> None:
     assert "(in 4m10s) it saves and grows" in why(raw).next[-1]
     del raw["status"]["capacitySeenSince"]
     assert "once room for more has been seen for 5m" in why(raw).next[-1]
+    raw["spec"]["scheduling"] = {"queue": "gpus"}
+    assert "in a queue it does not grow by itself" in why(raw).next[-1]
 
 
 @pytest.mark.parametrize(

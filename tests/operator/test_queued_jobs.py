@@ -17,6 +17,7 @@ from operator_values import (
     pods,
     rooms,
     running,
+    spec,
 )
 from queued_values import LONG_AGO, QUEUE, RESUMED, effects, ending, preempted, queued, training, waiting
 
@@ -147,21 +148,24 @@ def test_the_late_plan_takes_the_size_that_was_admitted() -> None:
     assert fence.nodes == 1
 
 
-def test_a_job_that_was_shrunk_by_its_queue_does_not_grow_into_nodes_that_have_room() -> None:
+@pytest.mark.parametrize("requested", [2, None], ids=["fewer were admitted", "nodes were missing"])
+def test_a_job_in_a_queue_does_not_give_up_its_quota_to_grow_into_nodes_that_have_room(
+    requested: int | None,
+) -> None:
     small = running(nodes=1)
     assert small.status.placement is not None
-    for requested in (2, None):
+    for inside in (QUEUE, spec()):
         placement = small.status.placement.model_copy(
             update={"nodes": 1, "requested_nodes": requested, "wanted_nodes": 2}
         )
         live = (replace(small.observed.pods[0], plan=plan(nodes=1)),)
         seen = replace(
-            small, spec=QUEUE, status=small.status.model_copy(update={"placement": placement, "nodes": 1})
+            small, spec=inside, status=small.status.model_copy(update={"placement": placement, "nodes": 1})
         )
         seen = seen.seeing(jobs=(job(1, 1, resumed_at=LONG_AGO),), pods=live, capacity=rooms(a=4))
         once = seen.after(seen.decide())
         grown = once.later(400)
-        assert bool(effects(grown, PublishOrder)) == (requested is None)
+        assert bool(effects(grown, PublishOrder)) == (inside != QUEUE)
 
 
 def test_one_that_is_admitted_in_full_again_is_as_large_as_it_was() -> None:

@@ -279,6 +279,8 @@ def _grows(case: Case) -> list[str]:
     if spec.elastic is None or placement is None or placement.nodes >= spec.nodes:
         return []
     delay, fewer = spec.elastic.scale_up_delay_seconds, f"It runs on {placement.nodes} of {spec.nodes} nodes"
+    if spec.scheduling.queue:
+        return [f"{fewer}, and in a queue it does not grow by itself: suspend and resume ask for all again."]
     if status.capacity_seen_since is None:
         return [f"{fewer}; it saves and grows once room for more has been seen for {span(delay)}."]
     moment = status.capacity_seen_since + timedelta(seconds=delay)

@@ -123,11 +123,10 @@ def size_changed(view: View) -> Step | None:
 
 
 def room_to_grow(view: View) -> Step | None:
-    """A placement that had to be smaller grows back once capacity has been seen for long enough."""
+    """A placement that had to be smaller grows back once capacity has been seen for long enough. One in a queue does
+    not: it would give up the quota that it has for nodes which it has none for."""
     placement, want, status = view.status.placement, view.want, view.status
-    if placement is None or placement.nodes >= want.nodes or not view.running:
-        return None
-    if placement.requested_nodes is not None:  # nodes have room, the queue's quota had not
+    if placement is None or placement.nodes >= want.nodes or not view.running or view.spec.scheduling.queue:
         return None
     fits = room(view, placement.lost_nodes, placement.created_at.timestamp())
     larger = want.largest(fits) if fits is not None else None
