@@ -1,7 +1,7 @@
 """A script of Lightning's. `LIGHTNING_KILL`: rank 1 dies by SIGKILL once it took that step; `LIGHTNING_FSDP`: FSDP2;
 `LIGHTNING_SCALER`: 16-bit mixed precision, whose scale doubles every third step; `LIGHTNING_EARLY`: an early stop may
-come once that many steps are done; `LIGHTNING_ORDER`: once that step is taken, the order to save and exit comes, and
-micro steps take 100 s by the accumulation's clock.
+come once that many steps are done; `LIGHTNING_ROWS`: samples of an epoch; `LIGHTNING_ORDER`: once that step is taken,
+the order to save and exit comes, and micro steps take 100 s by the accumulation's clock.
 
 Every rank writes `<TINY_OUT>/lightning-e<epoch>-r<rank>.json`: what was logged and told, the resume.
 """
@@ -97,7 +97,8 @@ def main():
         default_root_dir=str(out),
     )
     module = Sharded() if fsdp else Net()
-    trainer.fit(module, DataLoader(Rows(20), batch_size=64, shuffle=True), DataLoader(Rows(8), batch_size=2))
+    rows = Rows(int(os.environ.get("LIGHTNING_ROWS", "20")))
+    trainer.fit(module, DataLoader(rows, batch_size=64, shuffle=True), DataLoader(Rows(8), batch_size=2))
     env, resume = environment.join(), trainer.session.resume
     written = {
         "lines": told.lines,
