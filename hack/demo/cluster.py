@@ -54,6 +54,11 @@ class Kubectl:
         chosen = ["--context", self.context] if self.context else []
         return run(["kubectl", *chosen, *words], timeout=timeout, env=self.variables, stdin=stdin)
 
+    def by_hand(self, *words: str) -> str:
+        """The same as a line to type."""
+        chosen = ["--context", self.context] if self.context else []
+        return shlex.join(["kubectl", *chosen, *words])
+
     def get(self, *words: str) -> dict[str, Any]:
         """`kubectl get WORDS -o json`."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 
@@ -19,10 +20,13 @@ from hack.demo.settings import JOB, DemoError, Settings
 from hack.demo.timeline import Timeline, table
 from hack.demo.watch import Seen
 from trainer_sidecar.audit.proof import Proof
+from trainer_sidecar.kube_commands.drill import sigterm_interrupts
+
+INTERRUPTED = 130
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 when every proof holds."""
+    """Exit code: 0 when every proof holds; 130 after Ctrl-C or SIGTERM, which clean up as well."""
     settings = parse(argv, run_tag=time.strftime("%Y%m%d-%H%M%S"))
     console = Console()
     place: Place = OwnPlace(settings) if isinstance(settings, OwnSettings) else LocalPlace(settings)
@@ -30,10 +34,14 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(settings.out)
     settings.out.mkdir(parents=True)
     try:
-        return _demo(settings, console, place)
+        with sigterm_interrupts():
+            return _demo(settings, console, place)
     except DemoError as error:
         console.complain(f"\ndemo: {error}")
         return 1
+    except KeyboardInterrupt:
+        console.complain("\ndemo: interrupted")
+        return INTERRUPTED
 
 
 def _demo(settings: Settings, console: Console, place: Place) -> int:
@@ -163,7 +171,11 @@ def bands(run: Evidence, told: Told, rank_word: str) -> list[plot.Band]:
 
 
 def _clean_up(console: Console, place: Place) -> None:
+    """A second SIGTERM, as of make and of its process group, does not break it off; Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         place.clean_up(console)
     except DemoError as error:
         console.complain(f"demo: cleaning up: {error}")
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from hack.demo import control, installation, proofs
+from hack.demo.cleaning import Step, take_away
 from hack.demo.cluster import Cluster
 from hack.demo.console import Console
 from hack.demo.local_scenario import LocalScenario
@@ -76,9 +78,27 @@ class LocalPlace:
         if self._settings.keep:
             console.say("--keep: job and cluster are left as they are; `make cluster-down` stops them")
             return
-        for node in ("1", "2"):
-            self.cluster.tool("node", "heal", node)
+        take_away(self.steps_of_cleaning(), console)
+
+    def steps_of_cleaning(self) -> list[Step]:
+        """Cables first: nothing of a node that is cut off goes."""
+        tool, where = "python3 hack/cluster", ("-n", self._settings.namespace)
+        steps = [
+            Step(f"cable of node{node}", partial(self._heal, node), f"{tool} node heal {node}")
+            for node in ("1", "2")
+        ]
+        job = self.cluster.by_hand("delete", "resumabletrainingjob", JOB, *where)
+        steps.append(Step(f"job {JOB}", self._remove_job, f'eval "$({tool} env)"; {job}'))
+        return [*steps, Step("cluster", self._stop, f"{tool} down")] if self._fresh else steps
+
+    def _heal(self, node: str) -> str:
+        self.cluster.tool("node", "heal", node)
+        return ""
+
+    def _remove_job(self) -> str:
         installation.remove_job(self.cluster, self._settings)
-        if self._fresh:
-            self.cluster.tool("down")
-            console.say("cluster stopped")
+        return ""
+
+    def _stop(self) -> str:
+        self.cluster.tool("down")
+        return "cluster stopped"

@@ -6,13 +6,17 @@ GPUs it trains in bfloat16, so that a run on this machine would have other losse
 
 from __future__ import annotations
 
+import shlex
 import time
+from functools import partial
 from pathlib import Path
 
 from hack.demo import installation, own_checks, own_manifests, own_operator, proofs
+from hack.demo.cleaning import Step, take_away
 from hack.demo.cluster import Kubectl, secret
 from hack.demo.console import Console
 from hack.demo.ledger_copy import fetch
+from hack.demo.own_checks import JOBS
 from hack.demo.own_operator import Found
 from hack.demo.own_scenario import START_SECONDS, OwnScenario, taken_up
 from hack.demo.own_settings import NAMESPACE_LABEL, RELEASE, STORE_SECRET, OwnSettings
@@ -159,30 +163,76 @@ class OwnPlace:
         installation.remove_job(self.cluster, self._settings, name, ("-l", f"{API_GROUP}/job={name}"))
 
     def clean_up(self, console: Console) -> None:
-        """Jobs, release, namespace, and the demo's prefix of the store."""
+        """Jobs, release, definitions, namespace, and the demo's prefix of the store."""
         settings = self._settings
         if settings.keep:
             console.say(
                 f"--keep: namespace {settings.namespace} and {settings.store_url} are left as they are"
             )
             return
+        take_away(self.steps_of_cleaning(), console)
+
+    def steps_of_cleaning(self) -> list[Step]:
+        """In their order: a job needs its operator to go."""
+        settings, cluster = self._settings, self.cluster
         assert self._found is not None
-        assert self._store is not None
-        if run := own_checks.other_run(self.cluster, settings):
-            raise DemoError(f"namespace {settings.namespace} is run {run}'s by now and is left to it")
-        if own_operator.find(self.cluster, settings).definitions:
-            for name in (settings.control_name, JOB):
-                self._remove(name)
+        name, by_hand = settings.namespace, cluster.by_hand
+        names = (settings.control_name, JOB)
+        steps = [
+            Step(f"job {job}", partial(self._take_job, job), by_hand("delete", JOBS, job, "-n", name))
+            for job in names
+        ]
         if not self._found.operator or self._found.ours:
-            console.say(own_operator.uninstall(self.cluster, settings))
-            console.say(own_operator.delete_definitions(self.cluster, settings))
-        self.cluster.kubectl("delete", "namespace", settings.namespace, "--ignore-not-found", timeout=180)
-        console.say(f"namespace {settings.namespace} deleted")
-        try:
-            count = empty(self._store)
-        except StoreError as error:
-            raise DemoError(f"{settings.store_url} is not empty yet: {error.reason}: {error}") from error
-        console.say(f"{count} objects deleted below {settings.store_url}")
+            helm = ["helm", "uninstall", RELEASE, "--kube-context", settings.context, "--namespace", name]
+            definitions = by_hand("delete", "customresourcedefinitions", *own_operator.DEFINITIONS)
+            steps += [
+                Step(f"helm release {RELEASE}", self._take_release, shlex.join(helm)),
+                Step("definitions (CRDs)", self._take_definitions, f"{definitions}  # if nobody needs them"),
+            ]
+        server = ["--endpoint-url", settings.endpoint_here] if settings.endpoint_here else []
+        store = shlex.join(["aws", "s3", "rm", "--recursive", settings.store_url, *server])
+        return [
+            *steps,
+            Step(f"namespace {name}", self._take_namespace, by_hand("delete", "namespace", name)),
+            Step(f"objects below {settings.store_url}", self._take_objects, store),
+        ]
+
+    def _take_job(self, name: str) -> str:
+        if not self._others() and own_operator.definitions(self.cluster):
+            self._remove(name)
+        return ""
+
+    def _take_release(self) -> str:
+        if self._others():
+            return ""
+        self._no_jobs()
+        return own_operator.uninstall(self.cluster, self._settings)
+
+    def _take_definitions(self) -> str:
+        return "" if self._others() else own_operator.delete_definitions(self.cluster, self._settings)
+
+    def _take_namespace(self) -> str:
+        name = self._settings.namespace
+        if run := self._others():
+            return f"namespace {name} is run {run}'s by now and is left to it"
+        self._no_jobs()
+        self.cluster.kubectl("delete", "namespace", name, "--ignore-not-found", timeout=180)
+        return f"namespace {name} deleted"
+
+    def _take_objects(self) -> str:
+        assert self._store is not None
+        return f"{empty(self._store)} objects deleted below {self._settings.store_url}"
+
+    def _others(self) -> str | None:
+        return own_checks.other_run(self.cluster, self._settings)
+
+    def _no_jobs(self) -> None:
+        """Raises DemoError while there are some: without an operator they, and their namespace, would never go."""
+        if not own_operator.definitions(self.cluster):
+            return
+        if jobs := self.cluster.get(JOBS, "-n", self._settings.namespace)["items"]:
+            names = ", ".join(job["metadata"]["name"] for job in jobs)
+            raise DemoError(f"not while there are jobs, which need an operator to go: {names}")
 
 
 def bring(cluster: Kubectl, settings: OwnSettings, taken_over: str | None) -> None:

@@ -50,6 +50,8 @@ class PretendedCluster(Kubectl):
             self.namespaces.pop(words[2], None)
         if words[:2] == ("label", "namespace"):
             self.namespaces[words[2]].update([words[3].split("=")])  # type: ignore[list-item]
+        if words[:2] == ("delete", "resumabletrainingjob"):
+            self.objects[JOBS] = [name for name in self.objects.get(JOBS, []) if name != words[2]]
         if words[:2] == ("delete", "customresourcedefinitions"):
             self.definitions = {k: v for k, v in self.definitions.items() if k not in words}
         return ""

@@ -1,0 +1,131 @@
+"""The demo's end: what fails keeps nothing else back and is told with its command; SIGTERM takes things away, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
+
+from pretended_cluster import JOBS, PretendedCluster  # noqa: E402
+
+from hack.demo import demo  # noqa: E402
+from hack.demo.arguments import parse  # noqa: E402
+from hack.demo.console import Console  # noqa: E402
+from hack.demo.own_operator import DEFINITIONS, Found  # noqa: E402
+from hack.demo.own_place import OwnPlace  # noqa: E402
+from hack.demo.own_settings import OwnSettings  # noqa: E402
+from hack.demo.settings import DemoError  # noqa: E402
+from trainer_sidecar.store.memory import MemoryStore  # noqa: E402
+
+NEEDED = ["--context", "lab", "--store", "s3://bucket/team/", "--registry", "registry.example.com/team"]
+OURS = {"meta.helm.sh/release-name": "rtj-demo", "meta.helm.sh/release-namespace": "rtj-demo"}
+
+
+def at_its_end(*more: str) -> tuple[OwnPlace, PretendedCluster, MemoryStore]:
+    """A demo that has installed the operator and trained."""
+    settings = parse([*NEEDED, *more], "t1")
+    assert isinstance(settings, OwnSettings)
+    place, cluster, store = OwnPlace(settings), PretendedCluster(), MemoryStore("memory://demo-cleans-up")
+    place.cluster, place._found, place._store = cluster, Found(()), store
+    cluster.namespaces = {"rtj-demo": {"rtj-demo": "t1"}}
+    cluster.definitions = dict.fromkeys(DEFINITIONS, OURS)
+    cluster.deployments = [("rtj-demo", "rtj-demo")]
+    cluster.objects = {JOBS: ["pretrain"]}
+    store.put("started", b"by the demo")
+    return place, cluster, store
+
+
+def test_all_that_a_demo_has_brought_goes() -> None:
+    place, cluster, store = at_its_end()
+    place.clean_up(Console())
+    assert (cluster.namespaces, cluster.definitions, cluster.deployments) == ({}, {}, [])
+    assert cluster.objects[JOBS] == []
+    assert list(store.list("")) == []
+
+
+def test_a_step_that_fails_keeps_no_other_back_and_what_is_left_is_told_with_its_command() -> None:
+    place, cluster, store = at_its_end("--endpoint", "http://minio:9000")
+    cluster.refused = {"helm uninstall", "kubectl delete namespace"}
+    with pytest.raises(DemoError) as caught:
+        place.clean_up(Console())
+    told = str(caught.value)
+    assert "helm uninstall rtj-demo --kube-context lab --namespace rtj-demo" in told
+    assert "kubectl --context lab delete namespace rtj-demo" in told
+    assert "refused" in told
+    assert "job pretrain" not in told
+    assert "aws s3" not in told
+    assert cluster.objects[JOBS] == []
+    assert list(store.list("")) == []
+
+
+def test_operator_and_namespace_stay_while_a_job_is_left_since_it_would_never_go_without() -> None:
+    place, cluster, store = at_its_end("--endpoint", "http://minio:9000")
+    cluster.refused = {"kubectl delete resumabletrainingjob pretrain "}
+    store.list = _unreachable  # type: ignore[method-assign]
+    with pytest.raises(DemoError) as caught:
+        place.clean_up(Console())
+    commands = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")]
+    assert f"kubectl --context lab delete {JOBS} pretrain -n rtj-demo" in commands
+    rm = "aws s3 rm --recursive s3://bucket/team/rtj-demo-t1 --endpoint-url http://minio:9000"
+    assert commands[-1] == rm
+    assert cluster.ran("helm uninstall") == cluster.ran("kubectl delete namespace") == []
+    assert cluster.ran("kubectl delete resumabletrainingjob pretrain-control ") != []
+
+
+def _unreachable(*_: Any, **__: Any) -> Any:
+    raise OSError("no route to the store")
+
+
+def test_a_run_whose_namespace_another_one_has_taken_takes_only_its_own_objects_away() -> None:
+    place, cluster, store = at_its_end()
+    cluster.namespaces = {"rtj-demo": {"rtj-demo": "t2"}}
+    place.clean_up(Console())
+    assert cluster.ran("helm") == cluster.ran("kubectl delete") == []
+    assert list(store.list("")) == []
+
+
+class Interrupted(OwnPlace):
+    """Gets SIGTERM while it trains, and once more while it cleans up."""
+
+    cleaned = 0
+
+    def prepare(self, console: Console) -> Any:
+        self.up = True
+        console.say("training")
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it was to be interrupted")
+
+    def clean_up(self, console: Console) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        console.say("cleaned")
+        type(self).cleaned += 1
+
+
+def test_sigterm_takes_away_what_was_brought_and_a_second_one_does_not_break_that_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "OwnPlace", Interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert demo.main([*NEEDED, "--out", str(tmp_path / "out")]) == demo.INTERRUPTED
+    assert Interrupted.cleaned == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_while_it_cleans_up_tells_all_that_was_not_done() -> None:
+    place, cluster, _ = at_its_end()
+    steps = place.steps_of_cleaning()
+
+    def interrupt(name: str) -> str:
+        raise KeyboardInterrupt(name)
+
+    place._take_job = interrupt  # type: ignore[method-assign]
+    with pytest.raises(DemoError) as caught:
+        place.clean_up(Console())
+    assert all(step.by_hand in str(caught.value) for step in steps)
+    assert cluster.ran("kubectl delete") == []
