@@ -58,9 +58,11 @@ cluster-down: ## Stop the local cluster and remove what it left
 	@$(or $(wildcard $(PYTHON)),python3) hack/cluster down
 
 .PHONY: demo bench soak soak-cluster drills-cluster
-demo: $(if $(CONTEXT),venv,setup) ## Lose a node, shrink, resume and prove it, on a local cluster (or yours: CONTEXT=name STORE=s3://...)
-	@$(PYTHON) hack/demo $(if $(CONTEXT),--context '$(CONTEXT)') $(if $(STORE),--store '$(STORE)') \
-	  $(if $(REGISTRY),--registry '$(REGISTRY)') $(ARGS)
+# The demo takes only what was typed: a CONTEXT or STORE of the environment was meant for something else.
+typed = $(if $(filter command,$(origin $(1))),$($(1)))
+demo: $(if $(call typed,CONTEXT),venv,setup) ## Lose a node, shrink, resume and prove it, on a local cluster (or yours: CONTEXT=name STORE=s3://...)
+	@$(PYTHON) hack/demo $(if $(call typed,CONTEXT),--context '$(CONTEXT)') $(if $(call typed,STORE),--store '$(STORE)') \
+	  $(if $(call typed,REGISTRY),--registry '$(REGISTRY)') $(ARGS)
 bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="scale relaunch --kills 20")
 	@$(PYTHON) bench $(ARGS)
 soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hack.demo.out_folder import DEFAULT
 from hack.demo.own_settings import CREDENTIALS, OwnSettings
-from hack.demo.settings import ROOT, Settings
+from hack.demo.settings import Settings
 from trainer_sidecar import __version__
 
 GPU_INTERVAL_STEPS = 200
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--keep", action="store_true", help="leave everything running")
     add("--namespace", default=Settings.namespace, help="namespace of the job")
-    add("--out", type=Path, default=ROOT / "demo-out", help="folder for what the demo writes")
+    add("--out", type=Path, default=DEFAULT, help="folder for what the demo writes; emptied first")
     add(
         "--loss-tolerance", type=float,
         help=f"relative; {Settings.loss_tolerance:g} on CPUs, {GPU_LOSS_TOLERANCE:g} on GPUs (bfloat16)",

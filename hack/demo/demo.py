@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from hack.demo import diagnosis, plot, proofs, report
 from hack.demo.arguments import parse
 from hack.demo.console import Console
 from hack.demo.local_place import LocalPlace
+from hack.demo.out_folder import make_anew
 from hack.demo.own_place import OwnPlace
 from hack.demo.own_settings import OwnSettings
 from hack.demo.place import Place
@@ -30,10 +30,8 @@ def main(argv: list[str]) -> int:
     settings = parse(argv, run_tag=time.strftime("%Y%m%d-%H%M%S"))
     console = Console()
     place: Place = OwnPlace(settings) if isinstance(settings, OwnSettings) else LocalPlace(settings)
-    if settings.out.exists():
-        shutil.rmtree(settings.out)
-    settings.out.mkdir(parents=True)
     try:
+        make_anew(settings.out)
         with sigterm_interrupts():
             return _demo(settings, console, place)
     except DemoError as error:
