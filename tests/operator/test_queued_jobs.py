@@ -31,7 +31,7 @@ from rtj_operator.decide.actions import (
     PublishPlan,
 )
 from rtj_operator.decide.observed import JobView
-from rtj_operator.kube import WORKLOADS, Forbidden
+from rtj_operator.kube import WORKLOADS
 from rtj_operator.podview import job_view
 from rtj_operator.queuewords import QueueWords, queue_words
 from trainer_sidecar.contract.journal import Cause
@@ -249,18 +249,78 @@ def test_the_words_of_a_workload(workload: dict[str, Any], words: str) -> None:
     assert queue_words(workload) == words
 
 
-def test_a_cluster_without_kueue_or_the_right_to_read_it_is_not_asked_again_and_again() -> None:
-    class Denied(FakeKube):
-        asked = 0
+class Kueue(FakeKube):
+    """Counts the lists of Workloads, by namespace."""
 
-        async def list(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-            Denied.asked += 1
-            raise Forbidden("workloads", status=403)
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str | None] = []
 
-    waits = {
-        "metadata": {"name": "j", "namespace": "ns", "uid": "u", "labels": {"kueue.x-k8s.io/queue-name": "q"}}
-    }
-    queue = QueueWords(Denied())
-    assert [asyncio.run(queue.of(waits)) for _ in range(3)] == ["", "", ""]
-    assert Denied.asked == 1
+    async def list(self, kind: Any, namespace: str | None, **kwargs: Any) -> list[dict[str, Any]]:
+        await asyncio.sleep(0)
+        self.asked.append(namespace)
+        assert kwargs["labels"] == "kueue.x-k8s.io/job-uid"
+        return await super().list(kind, namespace, **kwargs)
+
+
+def waits(uid: str, namespace: str = "ns") -> dict[str, Any]:
+    labels = {"kueue.x-k8s.io/queue-name": "q"}
+    return {"metadata": {"name": uid, "namespace": namespace, "uid": uid, "labels": labels}}
+
+
+def test_the_workloads_of_a_namespace_are_read_once_for_all_its_jobs_that_wait() -> None:
+    kube, now = Kueue(), [1000.0]
+    for uid, namespace in (("a", "ns"), ("b", "ns"), ("a", "other")):
+        body = conditions(QuotaReserved=("False", f"no quota for {uid} in {namespace}"))
+        labels = {"kueue.x-k8s.io/job-uid": uid}
+        kube.put(
+            WORKLOADS, {"metadata": {"name": f"job-{uid}", "namespace": namespace, "labels": labels}} | body
+        )
+    queue = QueueWords(kube, clock=lambda: now[0])
+
+    async def ask() -> list[str]:
+        jobs = (waits("a"), waits("b"), waits("c"), waits("a", "other"))
+        return list(await asyncio.gather(*(queue.of(j) for j in jobs)))
+
+    async def over_time() -> None:
+        said = ["no quota for a in ns", "no quota for b in ns", "", "no quota for a in other"]
+        assert await ask() == said
+        assert sorted(map(str, kube.asked)) == ["ns", "other"]
+        kube.objects.clear()
+        now[0] += 3
+        assert await ask() == said
+        assert len(kube.asked) == 2
+        now[0] += 2
+        assert await ask() == [""] * 4
+        assert len(kube.asked) == 4
+
+    asyncio.run(over_time())
+
+
+def test_a_namespace_whose_workloads_may_not_be_read_is_asked_seldom_and_silences_no_other() -> None:
+    kube, now = Kueue(), [1000.0]
+    kube.closed = {"closed"}
+    kube.put(
+        WORKLOADS,
+        {"metadata": {"name": "job-a", "namespace": "ns", "labels": {"kueue.x-k8s.io/job-uid": "a"}}}
+        | conditions(QuotaReserved=("False", "no quota")),
+    )
+    queue = QueueWords(kube, clock=lambda: now[0])
+    for _ in range(3):
+        assert asyncio.run(queue.of(waits("a", "closed"))) == ""
+        assert asyncio.run(queue.of(waits("a"))) == "no quota"
+        now[0] += 90
+    assert kube.asked.count("closed") == 1
+    now[0] += 300
+    assert asyncio.run(queue.of(waits("a", "closed"))) == ""
+    assert kube.asked.count("closed") == 2
     assert WORKLOADS.path("ns") == "/apis/kueue.x-k8s.io/v1beta2/namespaces/ns/workloads"
+
+
+def test_a_job_that_waits_long_is_looked_at_seldom() -> None:
+    """Its admission is told by the watch: what the looks bring is the queue's words."""
+    looks = {after: queued().later(after).decide().requeue_after for after in (1, 100, 300, 4000)}
+    assert looks == {1: 5.0, 100: 10.0, 300: 30.0, 4000: 60.0}
+    again = preempted().later(5000)
+    assert again.decide().requeue_after == 60.0
+    assert preempted().decide().requeue_after == 5.0

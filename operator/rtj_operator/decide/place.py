@@ -29,7 +29,9 @@ SETTLE_SECONDS = 4.0
 LAUNCH_LOOK_SECONDS = 0.15
 """At the least between two looks at whether launchers have come up."""
 QUEUE_LOOK_SECONDS = 5.0
-"""Between two looks at what a queue says; that it has admitted the Job is seen at once."""
+"""Between two looks at what a queue says, at first; that it has admitted the Job is seen at once."""
+LONGEST_QUEUE_LOOK_SECONDS = 60.0
+"""Between two such looks once the job has waited for ten minutes: jobs may wait by the hundred."""
 LOST_NODE_SECONDS = 60.0
 """A node that we lost but Kubernetes kept calling ready is trusted again after so long."""
 
@@ -226,10 +228,19 @@ def _next_look(view: View) -> float:
     """Seconds. Sidecars that answer know of their launchers before the kubelet tells: they are asked often at first,
     and seldom when many jobs start at once or an image is pulled, which takes longer."""
     if view.job is not None and view.job.suspended:
-        return QUEUE_LOOK_SECONDS
+        return _next_queue_look(view)
     if view.status.placement is None or not any(p.polled and not p.up for p in view.standing):
         return WATCH_SECONDS
     return min(WATCH_SECONDS, max(LAUNCH_LOOK_SECONDS, view.apart(view.status.placement.created_at) / 10))
+
+
+def _next_queue_look(view: View) -> float:
+    """Seconds: a tenth of the time for which the job has waited, as far as its status tells."""
+    placement, records = view.status.placement, view.status.attempts
+    begun = [placement.created_at] if placement else []
+    begun += [r.ended_at for r in records[-1:] if r.ended_at is not None]
+    waited = min((view.apart(moment) for moment in begun), default=0.0)
+    return min(LONGEST_QUEUE_LOOK_SECONDS, max(QUEUE_LOOK_SECONDS, waited / 10))
 
 
 def _short_for(view: View, status: JobStatus) -> float:
