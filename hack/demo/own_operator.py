@@ -35,6 +35,8 @@ class Found:
     """It is the release of an earlier demo in the same namespace that did not get to its end."""
     demos: tuple[str, ...] = ()
     """Operators of demos in other namespaces: they serve those alone, and go with them."""
+    everywhere: bool = True
+    """Operators were looked for in all namespaces, not only in the demo's own."""
 
     @property
     def namespace(self) -> str:
@@ -51,8 +53,9 @@ def find(cluster: Kubectl, settings: OwnSettings) -> Found:
     names = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items]
     demos = tuple(name for name in names if name != own and _of_a_demo(cluster, name))
     if theirs := [name for name in names if name != own and name not in demos]:
-        return Found(there, theirs[0], demos=demos)
-    return Found(there, own, ours=True, demos=demos) if own in names else Found(there, demos=demos)
+        return Found(there, theirs[0], demos=demos, everywhere=everywhere)
+    ours = own in names
+    return Found(there, own if ours else "", ours=ours, demos=demos, everywhere=everywhere)
 
 
 def _of_a_demo(cluster: Kubectl, operator: str) -> bool:
@@ -78,8 +81,15 @@ def brought(definition: dict[str, Any], settings: OwnSettings) -> bool:
     return owner == (RELEASE, settings.namespace)
 
 
-def check_installable(settings: OwnSettings) -> None:
-    """Raises DemoError when the chart cannot be installed from here."""
+def check_installable(settings: OwnSettings, found: Found) -> None:
+    """Raises DemoError when the chart cannot be installed from here, or when an operator may be there unseen: two would
+    take the same jobs up."""
+    if found.definitions and not found.everywhere:
+        raise DemoError(
+            f"definitions {', '.join(found.definitions)} are there, so an operator may be, too, but context "
+            f"{settings.context} may not list deployments.apps in all namespaces to see: ask whoever administers the "
+            "cluster for that right, or use a context that has it"
+        )
     if shutil.which("helm") is None:
         raise DemoError(
             "no operator is installed there, and helm, which would install it, is not on the PATH: install Helm 3.14 "

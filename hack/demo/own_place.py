@@ -64,7 +64,7 @@ class OwnPlace:
         console.block(announcement(settings, found, taken_over))
         own_checks.permitted(cluster, settings, installs=installs)
         if installs:
-            own_operator.check_installable(settings)
+            own_operator.check_installable(settings, found)
         console.say(own_checks.enough_gpus(cluster, settings))
         for name in (settings.control_name, JOB):
             own_manifests.write(settings, settings.job_overlay(name), control=name != JOB)

@@ -133,3 +133,22 @@ def test_credentials_go_through_the_server_s_apply_as_data_and_need_the_rights_f
     assert "patch namespaces" not in str(caught.value)
     with pytest.raises(DemoError, match="patch namespaces"):
         own_checks.permitted(cluster, replace(given, take_over=True), installs=False)
+
+
+def test_no_operator_is_installed_where_one_may_be_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Definitions are there, and the context may look for operators in the demo's own namespace only."""
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    cluster = PretendedCluster()
+    cluster.definitions = {name: {} for name in DEFINITIONS}
+    cluster.deployments = [("rtj-system", "rtj")]
+    cluster.rights_missing = {("list", "deployments.apps")}
+    narrow = own_operator.find(cluster, settings())
+    assert (narrow.operator, narrow.everywhere) == ("", False)
+    with pytest.raises(DemoError, match=r"context lab may not list deployments.apps in all namespaces"):
+        own_operator.check_installable(settings(), narrow)
+    cluster.rights_missing = set()
+    assert own_operator.find(cluster, settings()).operator == "rtj-system/rtj"
+    cluster.deployments = []
+    own_operator.check_installable(settings(), own_operator.find(cluster, settings()))
+    cluster.definitions, cluster.rights_missing = {}, {("list", "deployments.apps")}
+    own_operator.check_installable(settings(), own_operator.find(cluster, settings()))
