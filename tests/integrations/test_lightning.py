@@ -147,7 +147,7 @@ def test_a_run_begins_from_imported_weights_with_its_sanity_check_and_goes_on_fr
     lab: LightningLab, tmp_path: Path
 ) -> None:
     began = lab.attempt(ALONE, imported(lab, tmp_path / "base"))
-    (first,) = lab.finished(began, "lightning_rank.py", LIGHTNING_ROWS="16")
+    (first,) = lab.finished(began, "lightning_rank.py", LIGHTNING_ROWS="18")
     assert "weights only" in {check["name"] for check in first["resume"]["checks"]}
     assert first["events"][:2] == [["sanity", 0, 0], ["epoch begins", 0, 0]]
     assert (first["step"], first["epoch"], first["seen"]) == (6, 3, 6 * 8)
@@ -155,13 +155,13 @@ def test_a_run_begins_from_imported_weights_with_its_sanity_check_and_goes_on_fr
     wanted = torch.cos(torch.arange(6.0) * rows).sum(1).sin().square().mean().item()
     assert ledger(lab, began, "loss")[1] == pytest.approx(wanted, rel=1e-5)
     again = lab.attempt(ALONE, lab.point(lab.commits(began)[1]))
-    (found,) = lab.finished(again, "lightning_rank.py", LIGHTNING_ROWS="16")
+    (found,) = lab.finished(again, "lightning_rank.py", LIGHTNING_ROWS="18")
     assert history(found, "loss_step") == history(first, "loss_step", after=4)
     assert found["seen"] == first["seen"]
     done = lab.attempt(ALONE, lab.point(lab.commits(again)[-1]))
-    (found,) = lab.finished(done, "lightning_rank.py", LIGHTNING_ROWS="16")
+    (found,) = lab.finished(done, "lightning_rank.py", LIGHTNING_ROWS="18")
     assert (found["step"], found["events"]) == (6, []), (
-        "of an epoch without steps an interval of 2 is not too long"
+        "epochs of 3, 2 and 1 steps, validated each 2"
     )
 
 
