@@ -160,9 +160,7 @@ def test_a_run_begins_from_imported_weights_with_its_sanity_check_and_goes_on_fr
     assert found["seen"] == first["seen"]
     done = lab.attempt(ALONE, lab.point(lab.commits(again)[-1]))
     (found,) = lab.finished(done, "lightning_rank.py", LIGHTNING_ROWS="18")
-    assert (found["step"], found["events"]) == (6, []), (
-        "epochs of 3, 2 and 1 steps, validated each 2"
-    )
+    assert (found["step"], found["events"]) == (6, []), "epochs of 3, 2 and 1 steps, validated each 2"
 
 
 @pytest.mark.parametrize(
