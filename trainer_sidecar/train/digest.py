@@ -60,12 +60,12 @@ def box_digest(name: str, dtype: str, shape: tuple[int, ...], place: Box, data: 
 def _native() -> native.MixRuns | None:
     """The compiled loop, once it has given what numpy gives."""
     mix_runs = native.load()
+    if mix_runs is None:
+        return None
     data, starts = (np.arange(2400, dtype=np.uint32) * np.uint32(0x9E3779B1)).view(np.uint8), np.array([7])
-    for words in (data.view(word) for word in _WORDS.values() if mix_runs is not None):
+    for words in (data.view(word) for word in _WORDS.values()):
         if mix_runs(words, starts, words.size, 1) % MODULUS != _sum_runs(words, starts, words.size, 1):
-            raise RuntimeError(
-                f"{native.LIBRARY} computes other digests than this version: build the package anew"
-            )
+            raise RuntimeError(f"{native.LIBRARY} computes other digests than this version: build the package anew")
     return mix_runs
 
 
