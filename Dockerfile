@@ -1,17 +1,16 @@
-# Images of the project. Targets: operator, sidecar, and trainer, which is a base for users' own images: torch and the
-# training library. The first two hold no torch. The launcher comes from the sidecar through the shared volume.
+# Images of the project. Targets: operator, sidecar, and trainer, a base for users' own images: torch and the training
+# library. The first two hold no torch. The launcher comes from the sidecar through the shared volume.
 #
 #   docker build --target operator -t rtj-operator .
 #   docker build --target sidecar  -t rtj-sidecar .
 #   docker build --target trainer  -t rtj-trainer .
-#   docker build --target trainer  -t rtj-trainer --build-arg TORCH=from-base --build-arg BASE_IMAGE=pytorch/pytorch .
+#   docker build --target trainer-from-base -t rtj-trainer --build-arg BASE_IMAGE=pytorch/pytorch:latest .
 #
 # The last one leaves Python and torch as the base image has them, and adds the library and its small dependencies.
 #
 # A release adds --build-arg REVISION=$(git rev-parse HEAD) --build-arg SOURCE=<address of the repository>. Each image holds
 # its bill of materials (CycloneDX, JSON) in /sbom/, proven against what is installed in it.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
-ARG TORCH=locked
 ARG VERSION=0.1.0
 ARG REVISION=""
 ARG SOURCE=""
@@ -91,40 +90,39 @@ COPY LICENSE /licenses/LICENSE
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "rtj_operator.main"]
 
+FROM scratch AS locks
+COPY requirements/sidecar.txt requirements/trainer.txt /
+
+FROM base AS digest-loop
+# The inner loop of the state digest, as hatch_build.py compiles it. Where no compiler can be had it is left out, and numpy
+# computes the same digests in five times the time.
+COPY trainer_sidecar/train/mix.c /src/
+RUN mkdir /src/made && { command -v cc \
+    || { apt-get -qq update && apt-get -qq install -y --no-install-recommends gcc libc6-dev; } ; } >/dev/null 2>&1 \
+ && cc -O3 -std=gnu11 -shared -fPIC -nostartfiles -nodefaultlibs -o /src/made/libmix.so /src/mix.c -lgcc \
+ || echo "no C compiler: the state digest is numpy's" >&2
+
 FROM base AS library
 COPY requirements/sidecar.txt requirements/trainer.txt /src/requirements/
 COPY trainer_sidecar /src/trainer_sidecar
+COPY --from=digest-loop /src/made/ /src/trainer_sidecar/train/
 COPY hack/release /src/hack/release
 # What runs in the ranks; and `store`, for containers beside them that bring something to the store.
 RUN mkdir -p /src/library/trainer_sidecar && cd /src/trainer_sidecar \
  && cp -r __init__.py py.typed launch.py contract train dcp integrations store /src/library/trainer_sidecar/
 
-FROM runtime AS torch-locked
-# In one step and without a stage of its own: copied layers of 5 GB take minutes and the room twice. pip stays, for what
-# users add.
-RUN --mount=type=bind,from=library,source=/src,target=/src \
+FROM runtime AS trainer
+# Installed here and not in a stage of its own: copied layers of gigabytes take minutes and the room twice. pip stays, for
+# what users add.
+RUN --mount=type=bind,from=locks,source=/,target=/locks \
     python3 -m venv /opt/rtj \
- && pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements/trainer.txt \
- && site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+ && pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /locks/trainer.txt
+RUN --mount=type=bind,from=library,source=/src,target=/src \
+    site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && cp -r /src/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
  && mkdir /sbom && cd /src \
  && python3 -m hack.release.sbom requirements/trainer.txt --name rtj-trainer --installed --beside pip \
     > /sbom/rtj-trainer.cdx.json
-
-FROM ${BASE_IMAGE} AS torch-from-base
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# The base may pin by PIP_CONSTRAINT what these locks pin by hash, and pip takes no both. Debian's Python wants to be told
-# that an image is not a system that somebody administers.
-RUN --mount=type=bind,from=library,source=/src,target=/src \
-    env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 \
-    python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /src/requirements/sidecar.txt \
- && site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
- && cp -r /src/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
- && mkdir -p /sbom && cd /src \
- && python3 -m hack.release.sbom requirements/sidecar.txt --name rtj-trainer --installed --among-others \
-    > /sbom/rtj-trainer.cdx.json
-
-FROM torch-${TORCH} AS trainer
 ARG VERSION
 ARG REVISION
 ARG SOURCE
@@ -136,6 +134,34 @@ LABEL org.opencontainers.image.title="rtj-trainer" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY LICENSE /licenses/LICENSE
 # The user below has no entry in /etc/passwd, and torch's compiler asks for a name and a home.
+ENV USER=trainer HOME=/tmp
+WORKDIR /workspace
+USER 65532:65532
+CMD ["python3"]
+
+FROM ${BASE_IMAGE} AS trainer-from-base
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# The base may pin by PIP_CONSTRAINT what the lock pins by hash, and pip takes no both. Debian's Python wants to be told
+# that an image is not a system that somebody administers.
+RUN --mount=type=bind,from=locks,source=/,target=/locks \
+    env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 \
+    python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /locks/sidecar.txt
+RUN --mount=type=bind,from=library,source=/src,target=/src \
+    site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+ && cp -r /src/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
+ && mkdir -p /sbom && cd /src \
+ && python3 -m hack.release.sbom requirements/sidecar.txt --name rtj-trainer --installed --among-others \
+    > /sbom/rtj-trainer.cdx.json
+ARG VERSION
+ARG REVISION
+ARG SOURCE
+LABEL org.opencontainers.image.title="rtj-trainer" \
+      org.opencontainers.image.description="the training library of ResumableTrainingJob beside the base image's own torch" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY LICENSE /licenses/LICENSE
 ENV USER=trainer HOME=/tmp
 WORKDIR /workspace
 USER 65532:65532

@@ -27,8 +27,8 @@ _PARTS = (
     ),
     (
         "Beside your training script",
-        "What `resumable-training[train]` adds: torch with its libraries. You install it, no image of this project\n"
-        "holds it. The CUDA libraries are under NVIDIA's own terms.",
+        "What `resumable-training[train]` adds: torch with its libraries. You install it, or the\n"
+        "image `trainer` does when you build it. The CUDA libraries are under NVIDIA's own terms.",
         BESIDE_TORCH,
     ),
     ("For tests and development", "Run on developers' machines, not handed on.", ON_DEVELOPERS_MACHINES),

@@ -17,7 +17,7 @@ WEAK_COPYLEFT = {"MPL-2.0"}
 """A change of its files is published under it; what uses it is not touched."""
 IN_IMAGES = PERMISSIVE | WEAK_COPYLEFT
 BESIDE_TORCH = IN_IMAGES | {"LicenseRef-NVIDIA-Proprietary"}
-"""What torch's CUDA build pulls in: users install it, no image of this project holds it."""
+"""What torch's CUDA build pulls in: users install it, or the image `trainer` when they build it."""
 ON_DEVELOPERS_MACHINES = BESIDE_TORCH | {"GPL-2.0-only", "LicenseRef-Matplotlib"}
 """Programs that are run, never linked and never handed on."""
 

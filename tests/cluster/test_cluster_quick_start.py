@@ -87,7 +87,7 @@ def fresh_namespace(world: World) -> Iterator[str]:
 
 
 def test_the_page_leads_from_helm_to_a_job_that_was_killed_and_has_resumed(
-    world: World, tmp_path: Path
+    world: World, fresh_namespace: str, tmp_path: Path
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(the_job(world)))
     job, said, committed = Job(world, "pretrain", world.stamp), {}, 0

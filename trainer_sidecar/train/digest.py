@@ -65,7 +65,9 @@ def _native() -> native.MixRuns | None:
     data, starts = (np.arange(2400, dtype=np.uint32) * np.uint32(0x9E3779B1)).view(np.uint8), np.array([7])
     for words in (data.view(word) for word in _WORDS.values()):
         if mix_runs(words, starts, words.size, 1) % MODULUS != _sum_runs(words, starts, words.size, 1):
-            raise RuntimeError(f"{native.LIBRARY} computes other digests than this version: build the package anew")
+            raise RuntimeError(
+                f"{native.LIBRARY} computes other digests than this version: build the package anew"
+            )
     return mix_runs
 
 
