@@ -6,7 +6,6 @@ session's replaces.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +14,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from trainer_sidecar.contract.plan import Plan
+from trainer_sidecar.integrations.batch import tell_unused
 from trainer_sidecar.train import Mixture, Packed, StatefulLoader, Streams
 
-log = logging.getLogger("rtj.train")
 _OURS = (Mixture, Packed, Streams, StatefulLoader)
 _OPTIONS = (
     "num_workers",
@@ -49,17 +48,11 @@ class Feed:
 
     def tell_batch(self, plan: Plan, accumulation: int, rank: int) -> None:
         """Warn where a step has another number of samples than the script says."""
-        batch, ranks = plan.topology.batch.global_batch_size, plan.topology.mesh.dp
-        if rank == 0 and self.batch_size and self.batch_size * accumulation * ranks != batch:
-            log.warning(
-                "a step has %d samples, the plan's global batch (--global-batch of rtj run, batch.globalBatchSize of a "
-                "job); not used: batch_size %d x accumulate_grad_batches %d on %d ranks, which make %d",
-                batch,
-                self.batch_size,
-                accumulation,
-                ranks,
-                self.batch_size * accumulation * ranks,
-            )
+        if self.batch_size:
+            ranks = plan.topology.mesh.dp
+            samples = self.batch_size * accumulation * ranks
+            unused = f"batch_size {self.batch_size} x accumulate_grad_batches {accumulation} on {ranks} ranks"
+            tell_unused(plan, samples, f"{unused}, which make {samples}", rank)
 
 
 def feed_of(loader: Any) -> Feed:

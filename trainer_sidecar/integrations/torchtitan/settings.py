@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer_sidecar.contract.plan import AccumulationSave, Plan
 from trainer_sidecar.contract.topology import Mesh
+from trainer_sidecar.integrations.batch import tell_unused
 from trainer_sidecar.train import fingerprint
 
 log = logging.getLogger("rtj.train")
@@ -102,14 +103,8 @@ def take_over(config: Any, plan: Plan, rank: int) -> None:
     """Batch of the plan. What changes is told, and warned of where a step has another number of samples than the
     settings say."""
     batch, training = plan.topology.batch, config.training
-    settings = training.global_batch_size
-    if settings > 0 and settings != batch.global_batch_size and rank == 0:
-        log.warning(
-            "a step has %d samples, the plan's global batch (--global-batch of rtj run, batch.globalBatchSize of a job)"
-            "; not used: training.global_batch_size %d",
-            batch.global_batch_size,
-            settings,
-        )
+    if (samples := training.global_batch_size) > 0:
+        tell_unused(plan, samples, f"training.global_batch_size {samples}", rank)
     wanted = {"local_batch_size": batch.micro_batch_size, "global_batch_size": batch.global_batch_size}
     for name, value in wanted.items():
         if getattr(training, name) != value:

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave, Plan
+from trainer_sidecar.integrations.batch import tell_unused
 from trainer_sidecar.integrations.transformers.trl import REFERENCE
 from trainer_sidecar.train import fingerprint
 
@@ -73,16 +74,9 @@ def take_over(args: TrainingArguments, plan: Plan) -> None:
     where a step has another number of samples than the arguments say."""
     batch, ranks = plan.topology.batch, plan.topology.mesh.dp
     micro, windows = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    if micro * windows * ranks != batch.global_batch_size and args.process_index == 0:
-        log.warning(
-            "a step has %d samples, the plan's global batch (--global-batch of rtj run, batch.globalBatchSize of a job)"
-            "; not used: per_device_train_batch_size %d x gradient_accumulation_steps %d on %d ranks, which make %d",
-            batch.global_batch_size,
-            micro,
-            windows,
-            ranks,
-            micro * windows * ranks,
-        )
+    samples = micro * windows * ranks
+    unused = f"per_device_train_batch_size {micro} x gradient_accumulation_steps {windows} on {ranks} ranks"
+    tell_unused(plan, samples, f"{unused}, which make {samples}", args.process_index)
     wanted = {
         "per_device_train_batch_size": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,
