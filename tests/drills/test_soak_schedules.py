@@ -53,7 +53,7 @@ upload = part_upload.upload_shard
 import trainer_sidecar.sidecar.saves as saves
 saves.upload_shard = lambda maker, store, keys, threads: upload(maker, Store(store), keys, threads)
 import trainer_sidecar.sidecar.coordinator as coordinator
-coordinator.comparable = lambda *_: False
+coordinator.Expected.difference = lambda *_: ""
 """
 
 

@@ -36,7 +36,8 @@ from trainer_sidecar.contract.keys import (
     shard_name,
 )
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
-from trainer_sidecar.store.base import Store, expected_sha256
+from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.checksums import expected_crc32
 from trainer_sidecar.store.commit import commit_manifest, merge, store_document
 from trainer_sidecar.store.deep import verify_bytes
 from trainer_sidecar.store.fence import Fenced, FenceRequest, fence_and_pick
@@ -121,7 +122,7 @@ def make_part(
         root=tree_root(len(data), hashes, leaf_size),
         leaves=leaves,
         leaf_size=leaf_size,
-        store_sha256=expected_sha256(data),
+        store_crc32=expected_crc32(data),
     )
     return Part(seal=seal, shard=shard)
 

@@ -25,10 +25,10 @@ from trainer_sidecar.store.base import (
     UnsupportedStoreError,
     WrongRegionError,
 )
+from trainer_sidecar.store.checksums import base64_crc32, base64_sha256, crc32
 from trainer_sidecar.store.file import FileStore
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.s3 import S3Store
-from trainer_sidecar.store.s3_checksums import base64_sha256
 
 
 def answer(status: str, code: str, message: str = "as told") -> bytes:
@@ -66,7 +66,7 @@ def test_a_small_shard_carries_the_condition_and_the_checksum(
     proxied_store.create_large("shard", memoryview(b"bytes"))
     (head,) = proxy.requests("PUT ")
     assert headers(head)["if-none-match"] == "*"
-    assert headers(head)["x-amz-checksum-sha256"] == base64_sha256(b"bytes")
+    assert headers(head)["x-amz-checksum-crc32"] == base64_crc32(crc32(b"bytes"))
 
 
 def test_every_part_carries_its_checksum_and_the_completion_the_condition(
@@ -75,12 +75,13 @@ def test_every_part_carries_its_checksum_and_the_completion_the_condition(
     proxied_store.create_large("shard", memoryview(bytes(2 * PART_UNIT + 1)))
     parts = [headers(h) for h in proxy.requests("PUT ")]
     assert len(parts) == 3
-    assert {p["x-amz-checksum-sha256"] for p in parts} == {
-        base64_sha256(bytes(PART_UNIT)),
-        base64_sha256(b"\0"),
+    assert {p["x-amz-checksum-crc32"] for p in parts} == {
+        base64_crc32(crc32(bytes(PART_UNIT))),
+        base64_crc32(crc32(b"\0")),
     }
     begin, complete = proxy.requests("POST ")
-    assert headers(begin)["x-amz-checksum-algorithm"] == "SHA256"
+    assert headers(begin)["x-amz-checksum-algorithm"] == "CRC32"
+    assert headers(begin)["x-amz-checksum-type"] == "COMPOSITE"
     assert headers(complete)["if-none-match"] == "*"
 
 
@@ -92,18 +93,10 @@ def test_a_create_is_never_retried_by_the_sdk(proxied_store: Store, proxy: Fault
     assert proxy.fired == 1
 
 
-def test_the_store_refuses_a_part_whose_checksum_is_wrong(s3_store: S3Store) -> None:
+@pytest.mark.parametrize("claim", ["sha256_of", "crc32_of"])
+def test_the_store_refuses_bytes_whose_checksum_is_wrong(s3_store: S3Store, claim: str) -> None:
     with pytest.raises(ChecksumRefusedError, match="wrong"):
-        s3_store.guard(
-            "wrong",
-            lambda: s3_store.client.put_object(
-                Bucket=s3_store.bucket,
-                Key=s3_store.full("wrong"),
-                Body=b"these",
-                ChecksumSHA256=base64_sha256(b"those"),
-            ),
-            write=True,
-        )
+        s3_store.put_claiming("wrong", b"these", **{claim: b"those"})
 
 
 # --- lost and broken answers ------------------------------------------------------------------------------------------
@@ -387,3 +380,13 @@ def test_a_root_that_is_a_file_or_has_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").rmdir()
     with pytest.raises(BucketMissingError, match="folder"):
         store.get("x")
+
+
+def test_a_shard_that_stands_without_our_checksum_is_read_back(s3_store: S3Store) -> None:
+    """As a sidecar of an earlier version has uploaded it, or a store shows it that keeps none."""
+    data = bytes(PART_UNIT) + b"tail"
+    s3_store.put("shard", data)
+    assert s3_store.head("shard").crc32 is None
+    assert s3_store.create_large("shard", memoryview(data)).size == len(data)
+    with pytest.raises(ChecksumRefusedError, match="other bytes within"):
+        s3_store.create_large("shard", memoryview(bytes(PART_UNIT) + b"liar"))

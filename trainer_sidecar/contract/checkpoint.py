@@ -187,9 +187,9 @@ class ShardHash(HashedBytes):
 
     name: str
     leaf_size: int = Field(default=WIDE_LEAF_SIZE, ge=1024, le=8 * 1024 * 1024)
-    store_sha256: str = ""
-    """What the store says of the object after `create_large` (`expected_sha256`: hex or composite `<hex>-<parts>`,
-    protocol G); empty when it was not computed: then ingest is judged by size alone."""
+    store_crc32: str = ""
+    """What the store says of the object after `create_large` (`expected_crc32`: hex or composite `<hex>-<parts>`,
+    protocol G); empty in checkpoints of earlier versions: then ingest is judged by size alone."""
 
     @property
     def bytes_per_leaf(self) -> int:

@@ -33,7 +33,7 @@ from trainer_sidecar.contract.journal import Cause, Manifest, ObjectRef, Owner, 
 from trainer_sidecar.contract.keys import LEAF_SIZE, checkpoint_id, save_id, shard_name
 from trainer_sidecar.contract.topology import Batch, Mesh, Topology
 from trainer_sidecar.importing.source import Piece, Source, SourceFile, UnfitSourceError
-from trainer_sidecar.store.base import expected_sha256
+from trainer_sidecar.store.checksums import expected_crc32
 from trainer_sidecar.store.commit import commit_manifest, merge, store_document, update_latest
 from trainer_sidecar.store.deep import verify_bytes
 from trainer_sidecar.store.fan_out import fan_out
@@ -133,7 +133,7 @@ class Import:
                 root=tree_root(len(view), leaves, LEAF_SIZE),
                 leaves=ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest()),
                 leaf_size=LEAF_SIZE,
-                store_sha256=expected_sha256(view),
+                store_crc32=expected_crc32(view),
             )
             store.create_large(keys.shard(checkpoint, rank), view)
         store_document(store, keys.leaves(checkpoint, rank), leaves)

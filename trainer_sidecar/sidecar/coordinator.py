@@ -25,7 +25,7 @@ from trainer_sidecar.sidecar.save import Save
 from trainer_sidecar.sidecar.saves import Saves
 from trainer_sidecar.store.base import ChecksumRefusedError, NotFoundError
 from trainer_sidecar.store.commit import FencedError, MergeError, Merger, SaveAbortedError
-from trainer_sidecar.store.verify import comparable
+from trainer_sidecar.store.verify import Expected
 
 log = logging.getLogger(__name__)
 
@@ -168,20 +168,20 @@ class Coordinator:
             raise PartRefusedError(
                 f"the part of rank {rank} is of save {part.seal.save_id[:8]}, {part.shard.name}"
             )
-        self._present(keys.shard(save.checkpoint_id, rank), part.shard.size, part.shard.store_sha256)
-        self._present(keys.leaves(save.checkpoint_id, rank), part.shard.leaves.size, part.shard.leaves.sha256)
+        shard, leaves = keys.shard(save.checkpoint_id, rank), keys.leaves(save.checkpoint_id, rank)
+        self._present(Expected(shard, part.shard.size, crc32=part.shard.store_crc32))
+        self._present(Expected(leaves, part.shard.leaves.size, part.shard.leaves.sha256))
         return part, ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
-    def _present(self, key: str, size: int, sha256: str) -> None:
+    def _present(self, expected: Expected) -> None:
         try:
-            found = self._run.store().head(key)
+            found = self._run.store().head(expected.key)
         except NotFoundError as exc:
             # The part was created after it: what is missing now was lost.
-            raise PartRefusedError(f"{key} is missing though its part is there") from exc
-        if found.size != size:
-            raise PartRefusedError(f"{key} has {found.size} bytes, its part says {size}")
-        if comparable(found.sha256, sha256) and found.sha256 != sha256:
-            raise PartRefusedError(f"{key} has SHA-256 {found.sha256}, its part says {sha256}")
+            raise PartRefusedError(f"{expected.key} is missing though its part is there") from exc
+        difference = expected.difference(found)
+        if difference:
+            raise PartRefusedError(f"{expected.key} has {difference}, its part says {expected}")
 
     def _commit(self, save: Save, plan: Plan) -> None:
         save.committing = True

@@ -17,7 +17,8 @@ from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.contract.volume import BufferState
 from trainer_sidecar.sidecar import fault, workdir
 from trainer_sidecar.sidecar.buffers import RankStage
-from trainer_sidecar.store.base import Store, composite_sha256, part_size_for
+from trainer_sidecar.store.base import Store, part_size_for
+from trainer_sidecar.store.checksums import composite_crc32, crc32
 
 
 class PartRefusedError(Exception):
@@ -60,7 +61,8 @@ class PartMaker:
         self._part_size = part_size_for(seal.size)
         self._asked: list[int] = []
         """Upload parts that were to be sent, in order, with those that were sent again."""
-        self._hashed: dict[int, tuple[bytes, bytes]] = {}
+        self._hashed: dict[int, tuple[int, bytes]] = {}
+        """By upload part: its CRC-32, and the digests of its leaves."""
         self._made = _made_before(stage, seal)
         if self._made is None:
             _own(stage, seal)
@@ -81,15 +83,15 @@ class PartMaker:
         assert self._made is not None, "the shard is uploaded first"
         return self._made
 
-    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
+    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> int:
         self._may_send(len(body))
         self._asked.append(number)
         return self._hash(number, body)
 
-    def _hash(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
+    def _hash(self, number: int, body: bytes | bytearray | memoryview) -> int:
         known = self._hashed.get(number)
         if known is None:  # hashlib releases the GIL: the threads that send do not wait for each other
-            known = self._hashed[number] = hashlib.sha256(body).digest(), leaf_hashes(body, LEAF_SIZE)
+            known = self._hashed[number] = crc32(body), leaf_hashes(body, LEAF_SIZE)
         return known[0]
 
     def complete(self) -> None:
@@ -119,7 +121,6 @@ class PartMaker:
     def _make(self) -> tuple[bytes, bytes]:
         seal, hashed = self.seal, [pair for _, pair in sorted(self._hashed.items())]
         leaves = b"".join(of for _, of in hashed)
-        digests = [digest for digest, _ in hashed]
         part = Part(
             seal=seal,
             shard=ShardHash(
@@ -128,7 +129,7 @@ class PartMaker:
                 root=tree_root(seal.size, leaves, LEAF_SIZE),
                 leaves=ObjectRef(size=len(leaves), sha256=hashlib.sha256(leaves).hexdigest()),
                 leaf_size=LEAF_SIZE,
-                store_sha256=digests[0].hex() if len(digests) == 1 else composite_sha256(digests),
+                store_crc32=composite_crc32([checksum for checksum, _ in hashed]),
             ),
         ).to_bytes()
         workdir.write_file(self.stage.leaf_file, leaves)

@@ -4,7 +4,6 @@ The contract stands apart from its implementations (`s3`, `file`, `memory`); one
 All calls block: callers use threads. Keys are relative to the store's URL.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,12 +24,16 @@ def part_size_for(size: int) -> int:
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object as HEAD or LIST shows it. `sha256` is what the store itself vouches for (64 hex digits, or the
-    composite form `<hex>-<parts>` for multipart), None where it does not say (LIST)."""
+    """An object as HEAD or LIST shows it, with the checksum that the store itself vouches for.
+
+    `sha256` (64 hex digits) of `create` and `put`, `crc32` (8 hex digits, of several parts `<hex>-<parts>`) of
+    `create_large`. None: it does not say (LIST, a folder, other stores).
+    """
 
     key: str
     size: int
     sha256: str | None = None
+    crc32: str | None = None
 
 
 class StoreError(Exception):
@@ -121,10 +124,10 @@ class TruncatedError(StoreError):
 
 
 class Hashes(Protocol):
-    """Who makes the SHA-256 of an upload's parts, and so sees every byte once, in the threads that send them."""
+    """Who makes the CRC-32 of an upload's parts, and so sees every byte once, in the threads that send them."""
 
-    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:
-        """Digest of upload part `number`, from 1, of `part_size_for` the whole size. Called from several threads."""
+    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> int:
+        """CRC-32 of upload part `number`, from 1, of `part_size_for` the whole size. Called from several threads."""
         ...
 
     def complete(self) -> None:
@@ -163,11 +166,11 @@ class Store(Protocol):
     def create_large(
         self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
     ) -> ObjectInfo:
-        """Create-only upload of a shard: multipart with a SHA-256 per part where large, retried inside.
+        """Create-only upload of a shard: multipart with a CRC-32 per part where large, retried inside.
 
         On an occupied key the checksum is compared: equal bytes are success, others raise ChecksumRefusedError.
         The view must not change meanwhile. Empty data is fine. Returns what HEAD would say. `hashes` are asked for
-        the digests and told before the object comes to be; what they raise breaks the upload off.
+        the checksums and told before the object comes to be; what they raise breaks the upload off.
         """
         ...
 
@@ -187,22 +190,3 @@ class Store(Protocol):
     def close(self) -> None:
         """Release connections."""
         ...
-
-
-def expected_sha256(data: memoryview | bytes, part_size: int | None = None) -> str:
-    """What a store says of `data` after `create_large`: hex SHA-256, or composite `<hex>-<parts>` (protocol G).
-
-    `part_size` defaults to `part_size_for(len(data))`.
-    """
-    view = memoryview(data)
-    part_size = part_size or part_size_for(len(view))
-    if len(view) <= part_size:
-        return hashlib.sha256(view).hexdigest()
-    return composite_sha256(
-        [hashlib.sha256(view[i : i + part_size]).digest() for i in range(0, len(view), part_size)]
-    )
-
-
-def composite_sha256(digests: Sequence[bytes]) -> str:
-    """`<hex>-<parts>` of an upload of several parts, from their digests (protocol G)."""
-    return f"{hashlib.sha256(b''.join(digests)).hexdigest()}-{len(digests)}"

@@ -4,6 +4,7 @@ It shows the same checksums as S3 (composite for large objects), so that code wh
 """
 
 import bisect
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from trainer_sidecar.store.base import (
     NotFoundError,
     ObjectInfo,
     TruncatedError,
-    expected_sha256,
 )
+from trainer_sidecar.store.checksums import expected_crc32
 
 _SHARED: dict[str, "MemoryStore"] = {}
 _SHARED_LOCK = threading.Lock()
@@ -25,7 +26,8 @@ _SHARED_LOCK = threading.Lock()
 @dataclass(frozen=True)
 class _Object:
     data: bytes
-    sha256: str
+    sha256: str | None = None
+    crc32: str | None = None
 
 
 class MemoryStore:
@@ -58,7 +60,7 @@ class MemoryStore:
 
     def head(self, key: str) -> ObjectInfo:
         found = self._find(key)
-        return ObjectInfo(key, len(found.data), found.sha256)
+        return ObjectInfo(key, len(found.data), found.sha256, found.crc32)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         with self._lock:
@@ -70,7 +72,7 @@ class MemoryStore:
         return iter(found)
 
     def create(self, key: str, data: bytes) -> None:
-        self._create(key, bytes(data), expected_sha256(data, max(1, len(data))))
+        self._create(key, _Object(bytes(data), sha256=hashlib.sha256(data).hexdigest()))
 
     def create_large(
         self,
@@ -80,11 +82,10 @@ class MemoryStore:
         parallel: int = 4,  # noqa: ARG002
         hashes: Hashes | None = None,
     ) -> ObjectInfo:
-        checksum = expected_sha256(data)
         if hashes is not None:
             hashes.complete()
         try:
-            self._create(key, bytes(data), checksum)
+            self._create(key, _Object(bytes(data), crc32=expected_crc32(data)))
         except AlreadyExistsError as exc:
             if self._find(key).data != data:
                 raise ChecksumRefusedError(
@@ -96,7 +97,7 @@ class MemoryStore:
 
     def put(self, key: str, data: bytes) -> None:
         with self._lock:
-            self._objects[key] = _Object(bytes(data), expected_sha256(data, max(1, len(data))))
+            self._objects[key] = _Object(bytes(data), sha256=hashlib.sha256(data).hexdigest())
 
     def delete(self, keys: Sequence[str]) -> None:
         with self._lock:
@@ -113,9 +114,9 @@ class MemoryStore:
     def poke(self, key: str, data: bytes) -> None:
         """Damage an object as a disk would: with the size equal, the checksum headers stay as they were (R23)."""
         old = self._find(key)
-        sha256 = old.sha256 if len(old.data) == len(data) else expected_sha256(data)
+        shown = old if len(old.data) == len(data) else _Object(data, hashlib.sha256(data).hexdigest())
         with self._lock:
-            self._objects[key] = _Object(bytes(data), sha256)
+            self._objects[key] = _Object(bytes(data), shown.sha256, shown.crc32)
 
     def _find(self, key: str) -> _Object:
         with self._lock:
@@ -124,8 +125,8 @@ class MemoryStore:
             raise NotFoundError(f"{self.url}: {key} does not exist", store=self.url, key=key)
         return found
 
-    def _create(self, key: str, data: bytes, sha256: str) -> None:
+    def _create(self, key: str, made: _Object) -> None:
         with self._lock:
             if key in self._objects:
                 raise AlreadyExistsError(f"{self.url}: {key} is occupied", store=self.url, key=key)
-            self._objects[key] = _Object(data, sha256)
+            self._objects[key] = made

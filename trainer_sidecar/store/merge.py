@@ -358,7 +358,7 @@ def _shard(part: Part, ref: ObjectRef) -> ManifestShard:
         root=shard.root,
         leaves=shard.leaves,
         leaf_size=shard.leaf_size,
-        store_sha256=shard.store_sha256,
+        store_crc32=shard.store_crc32,
         rank=part.seal.rank,
         part=ref,
     )

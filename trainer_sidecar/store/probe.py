@@ -19,8 +19,8 @@ from trainer_sidecar.store.base import (
     Store,
     StoreError,
     UnsupportedStoreError,
-    expected_sha256,
 )
+from trainer_sidecar.store.checksums import expected_crc32
 
 PROBE_PREFIX = ".probe-"
 """Of the keys that a probe writes, at the store's root."""
@@ -33,8 +33,8 @@ class Claiming(Protocol):
     """A store that sends a checksum along with bytes, and that can be asked to send a wrong one. Told by the method: a
     sidecar imports the probe at its start, and the S3 client's own modules cost as much as all the others."""
 
-    def put_claiming(self, key: str, data: bytes, *, of: bytes) -> None:
-        """Write `data` under the checksum of `of`."""
+    def put_claiming(self, key: str, data: bytes, *, sha256_of: bytes = b"", crc32_of: bytes = b"") -> None:
+        """Write `data` under the SHA-256 or the CRC-32 of other bytes."""
         ...
 
 
@@ -87,7 +87,12 @@ def _checks(store: Store, prefix: str, large: bool) -> Iterator[Check]:
     yield _named(f"one winner of {_WRITERS} concurrent creates", lambda: _one_winner(store, prefix))
     yield _named("listing after write", lambda: _lists(store, prefix))
     if isinstance(store, Claiming):
-        yield _named("wrong checksum refused", lambda: _refuses_wrong_checksum(store, prefix))
+        yield _named(
+            "wrong checksum refused", lambda: _refuses(store, prefix, "SHA-256", sha256_of=b"others")
+        )
+        yield _named(
+            "wrong checksum of a part refused", lambda: _refuses(store, prefix, "CRC-32", crc32_of=b"others")
+        )
     if large:
         yield _named("multipart upload with checksums", lambda: _multipart(store, prefix))
 
@@ -142,21 +147,21 @@ def _lists(store: Store, prefix: str) -> str:
     return "" if f"{prefix}a" in found else "an object that was just created is not listed"
 
 
-def _refuses_wrong_checksum(store: Claiming, prefix: str) -> str:
+def _refuses(store: Claiming, prefix: str, kind: str, **of: bytes) -> str:
     try:
-        store.put_claiming(f"{prefix}wrong", b"these bytes", of=b"other bytes")
+        store.put_claiming(f"{prefix}wrong", b"these bytes", **of)
     except ChecksumRefusedError:
         return ""
     except StoreError as exc:
         return "" if " 400 " in str(exc) else str(exc)
-    return "bytes with a wrong SHA-256 were accepted: damage on the way would not be noticed"
+    return f"bytes with a wrong {kind} were accepted: damage on the way would not be noticed"
 
 
 def _multipart(store: Store, prefix: str) -> str:
     data = memoryview(bytes(PART_UNIT) + b"probe")
     info = store.create_large(f"{prefix}large", data)
-    if info.size != len(data) or info.sha256 not in (None, expected_sha256(data)):
-        return f"after the upload the store shows {info.size} bytes, SHA-256 {info.sha256}"
+    if info.size != len(data) or info.crc32 not in (None, expected_crc32(data)):
+        return f"after the upload the store shows {info.size} bytes, CRC-32 {info.crc32}"
     try:
         store.create_large(f"{prefix}large", memoryview(bytes(PART_UNIT) + b"other"))
     except ChecksumRefusedError:

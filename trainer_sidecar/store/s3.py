@@ -27,7 +27,7 @@ from trainer_sidecar.store.base import (
     UnclearError,
     UnsupportedStoreError,
 )
-from trainer_sidecar.store.s3_checksums import base64_sha256, checksum_to_hex
+from trainer_sidecar.store.checksums import base64_crc32, base64_sha256, checksum_to_hex, crc32
 from trainer_sidecar.store.s3_errors import translate
 from trainer_sidecar.store.s3_upload import PlainHashes, upload
 
@@ -117,13 +117,11 @@ class S3Store:
             key,
             lambda: self.client.head_object(Bucket=self.bucket, Key=self.full(key), ChecksumMode="ENABLED"),
         )
-        checksum = checksum_to_hex(answer.get("ChecksumSHA256"))
-        parts = answer.get("ETag", "").strip('"').partition("-")[2]
-        if (
-            checksum and parts and "-" not in checksum
-        ):  # some servers leave the composite's part count to the ETag
-            checksum = f"{checksum}-{parts}"
-        return ObjectInfo(key, answer["ContentLength"], checksum)
+        sha256, crc = (
+            checksum_to_hex(answer.get("ChecksumSHA256")),
+            checksum_to_hex(answer.get("ChecksumCRC32")),
+        )
+        return ObjectInfo(key, answer["ContentLength"], sha256, crc)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         arguments: dict[str, Any] = {
@@ -211,13 +209,16 @@ class S3Store:
         self.client.close()
         self.once.close()
 
-    def put_claiming(self, key: str, data: bytes, *, of: bytes) -> None:
-        """PUT `data` under the checksum of `of`: a store that checks refuses it. For the probe."""
+    def put_claiming(self, key: str, data: bytes, *, sha256_of: bytes = b"", crc32_of: bytes = b"") -> None:
+        """PUT `data` under a checksum of other bytes: a store that checks refuses it. For the probe."""
+        checksum: Any = (
+            {"ChecksumSHA256": base64_sha256(sha256_of)}
+            if sha256_of
+            else {"ChecksumCRC32": base64_crc32(crc32(crc32_of))}
+        )
         self.guard(
             key,
-            lambda: self.once.put_object(
-                Bucket=self.bucket, Key=self.full(key), Body=data, ChecksumSHA256=base64_sha256(of)
-            ),
+            lambda: self.once.put_object(Bucket=self.bucket, Key=self.full(key), Body=data, **checksum),
             write=True,
         )
 
@@ -266,7 +267,7 @@ class S3Store:
 
 
 def make_config(attempts: int, endpoint: str | None) -> Config:
-    """Client settings. Checksums of the SDK's own choosing are off (ours are SHA-256), unless the environment asks."""
+    """Client settings. Checksums of the SDK's own choosing are off (see `checksums`), unless the environment asks."""
     options: dict[str, Any] = {
         "retries": {"mode": "standard", "total_max_attempts": attempts},
         "connect_timeout": 5,

@@ -1,11 +1,9 @@
-"""Create-only uploads of shards to S3: one PUT when small, else multipart with a SHA-256 per part (protocol G).
+"""Create-only uploads of shards to S3: one PUT when small, else multipart, with a CRC-32 per part (protocol G).
 
 Nothing here decides by a reply alone: whatever ends unclear or finds the key occupied is settled by HEAD and a
 comparison of size and checksum, and a store that shows no checksum is read back.
 """
 
-import base64
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -21,11 +19,16 @@ from trainer_sidecar.store.base import (
     ObjectInfo,
     StoreError,
     UnclearError,
-    composite_sha256,
-    expected_sha256,
     part_size_for,
 )
-from trainer_sidecar.store.s3_checksums import checksum_to_hex
+from trainer_sidecar.store.checksums import (
+    base64_crc32,
+    checksum_to_hex,
+    comparable,
+    composite_crc32,
+    crc32,
+    expected_crc32,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -53,8 +56,8 @@ class Bucket(Protocol):
 class PlainHashes:
     """Of bytes about which nobody wants to know more."""
 
-    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> bytes:  # noqa: ARG002
-        return hashlib.sha256(body).digest()
+    def of_part(self, number: int, body: bytes | bytearray | memoryview) -> int:  # noqa: ARG002
+        return crc32(body)
 
     def complete(self) -> None:
         """Nothing to refuse."""
@@ -105,8 +108,8 @@ def _unclear(store: Bucket, key: str, exc: StoreError) -> StoreError:
 
 
 def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes) -> str:
-    """Hex SHA-256 of what was sent."""
-    digest = hashes.of_part(1, view)
+    """CRC-32 of what was sent, as `ObjectInfo` shows it."""
+    checksum = hashes.of_part(1, view)
     hashes.complete()
     with Body(view) as body:
         store.guard(
@@ -116,26 +119,26 @@ def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes) -> str:
                 Key=store.full(key),
                 Body=cast("Any", body),
                 IfNoneMatch="*",
-                ChecksumSHA256=base64.b64encode(digest).decode(),
+                ChecksumCRC32=base64_crc32(checksum),
             ),
             write=True,
         )
-    return digest.hex()
+    return composite_crc32([checksum])
 
 
 def _multipart(store: Bucket, key: str, view: memoryview, parallel: int, hashes: Hashes) -> str:
-    """Composite SHA-256 of what was sent."""
+    """CRC-32 of what was sent, as `ObjectInfo` shows it."""
     where: Any = {"Bucket": store.bucket, "Key": store.full(key)}
     with _open_upload(store, key, where) as upload_id:
         size = part_size_for(len(view))
         stop = threading.Event()
 
-        def send(number: int) -> tuple[dict[str, Any], bytes]:
+        def send(number: int) -> tuple[dict[str, Any], int]:
             if stop.is_set():
                 raise UnclearError(f"{store.url}: {key}: upload given up after another part failed", key=key)
             with view[(number - 1) * size :][:size] as piece:
-                digest = hashes.of_part(number, piece)
-                return _send_part(store, key, {**where, "UploadId": upload_id}, number, piece, digest)
+                checksum = hashes.of_part(number, piece)
+                return _send_part(store, key, {**where, "UploadId": upload_id}, number, piece, checksum)
 
         numbers = range(1, -(-len(view) // size) + 1)
         with ThreadPoolExecutor(max_workers=parallel, thread_name_prefix="rtj-upload") as pool:
@@ -155,7 +158,9 @@ def _open_upload(store: Bucket, key: str, where: Any) -> Iterator[str]:
     """An upload that is aborted unless the block ends well. An abort that fails is left to the sweep."""
     created = store.guard(
         key,
-        lambda: store.client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256"),
+        lambda: store.client.create_multipart_upload(
+            **where, ChecksumAlgorithm="CRC32", ChecksumType="COMPOSITE"
+        ),
         write=True,
     )
     try:
@@ -208,23 +213,23 @@ class Body:
 
 
 def _send_part(
-    store: Bucket, key: str, where: Any, number: int, view: memoryview, digest: bytes
-) -> tuple[dict[str, Any], bytes]:
-    """(entry for the completion, SHA-256 of the part)."""
-    checksum = base64.b64encode(digest).decode()
+    store: Bucket, key: str, where: Any, number: int, view: memoryview, checksum: int
+) -> tuple[dict[str, Any], int]:
+    """(entry for the completion, CRC-32 of the part)."""
+    header = base64_crc32(checksum)
     with Body(view) as body:
         answer = store.guard(
             key,
             lambda: store.client.upload_part(
-                **where, PartNumber=number, Body=cast("Any", body), ChecksumSHA256=checksum
+                **where, PartNumber=number, Body=cast("Any", body), ChecksumCRC32=header
             ),
             write=True,
         )
-    return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumSHA256": checksum}, digest
+    return {"ETag": answer["ETag"], "PartNumber": number, "ChecksumCRC32": header}, checksum
 
 
-def _complete(store: Bucket, key: str, where: Any, sent: list[tuple[dict[str, Any], bytes]]) -> str:
-    expected = composite_sha256([digest for _, digest in sent])
+def _complete(store: Bucket, key: str, where: Any, sent: list[tuple[dict[str, Any], int]]) -> str:
+    expected = composite_crc32([checksum for _, checksum in sent])
     answer = store.guard(
         key,
         lambda: store.once.complete_multipart_upload(
@@ -232,16 +237,16 @@ def _complete(store: Bucket, key: str, where: Any, sent: list[tuple[dict[str, An
         ),
         write=True,
     )
-    seen = checksum_to_hex(answer.get("ChecksumSHA256"))
-    if seen is not None and seen != expected:
-        raise _refused(store, key, f"the store says SHA-256 {seen} of what it assembled, sent was {expected}")
+    seen = checksum_to_hex(answer.get("ChecksumCRC32"))
+    if comparable(seen, expected) and seen != expected:
+        raise _refused(store, key, f"the store says CRC-32 {seen} of what it assembled, sent was {expected}")
     return expected
 
 
 def _settled(store: Bucket, key: str, view: memoryview, sent: str = "") -> ObjectInfo | None:
     """The object when it stands with our bytes, None when there is none. Other bytes raise ChecksumRefusedError.
 
-    `sent`: the checksum of what was just sent; without it the bytes are hashed again when there is one to compare.
+    `sent`: the checksum of what was just sent; without it they are read again when there is one to compare.
     """
     try:
         info = store.head(key)
@@ -249,15 +254,13 @@ def _settled(store: Bucket, key: str, view: memoryview, sent: str = "") -> Objec
         return None
     if info.size != len(view):
         raise _refused(store, key, f"it exists with {info.size} bytes, ours are {len(view)}")
-    if sent and info.sha256 in (
-        sent,
-        None,
-    ):  # a store that shows none has still checked what came in (see the probe)
-        return info
-    if info.sha256 is None:
-        return _read_back(store, key, view, info)
-    if info.sha256 not in (expected_sha256(view), expected_sha256(view, max(1, len(view)))):
-        raise _refused(store, key, f"it exists with SHA-256 {info.sha256}, ours is {expected_sha256(view)}")
+    ours = sent or expected_crc32(view)
+    if not comparable(info.crc32, ours):
+        return (
+            info if sent else _read_back(store, key, view, info)
+        )  # what came in was checked (see the probe)
+    if info.crc32 != ours:
+        raise _refused(store, key, f"it exists with CRC-32 {info.crc32}, ours is {ours}")
     return info
 
 

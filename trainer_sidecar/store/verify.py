@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from trainer_sidecar.contract.checkpoint import FORMAT_SCHEMA, ManifestFile
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.store.base import NotFoundError, Store
+from trainer_sidecar.store.base import NotFoundError, ObjectInfo, Store
+from trainer_sidecar.store.checksums import comparable
 from trainer_sidecar.store.fan_out import fan_out
 
 Fault = Literal["missing", "bytes"]
@@ -43,11 +44,27 @@ class FormatTooNewError(Exception):
 
 @dataclass(frozen=True)
 class Expected:
-    """An object that a manifest names. `sha256` is what the store should say; empty when only the size is known."""
+    """An object that a manifest names, and what the store should say of it as far as it says so; an empty checksum is
+    not known."""
 
     key: str
     size: int
     sha256: str = ""
+    crc32: str = ""
+
+    def difference(self, found: ObjectInfo) -> str:
+        """What HEAD shows instead; empty when it is the object, as far as the store vouches for it (R23)."""
+        if found.size != self.size:
+            return f"{found.size} bytes"
+        if comparable(found.sha256, self.sha256) and found.sha256 != self.sha256:
+            return f"SHA-256 {found.sha256}"
+        if comparable(found.crc32, self.crc32) and found.crc32 != self.crc32:
+            return f"CRC-32 {found.crc32}"
+        return ""
+
+    def __str__(self) -> str:
+        sums = {"SHA-256": self.sha256, "CRC-32": self.crc32}
+        return f"{self.size} bytes" + "".join(f" with {kind} {is_}" for kind, is_ in sums.items() if is_)
 
 
 def verify_ingest(store: Store, keys: RunKeys, point: RestorePoint, *, parallel: int = 16) -> ManifestFile:
@@ -105,7 +122,7 @@ def objects_of(keys: RunKeys, manifest: ManifestFile) -> list[Expected]:
     checkpoint = manifest.checkpoint_id
     found = [_of(keys.index(checkpoint), manifest.index)]
     for shard in manifest.shards:
-        found.append(Expected(keys.checkpoint(checkpoint) + shard.name, shard.size, shard.store_sha256))
+        found.append(Expected(keys.checkpoint(checkpoint) + shard.name, shard.size, crc32=shard.store_crc32))
         found.append(_of(keys.part(checkpoint, shard.rank), shard.part))
         found.append(_of(keys.leaves(checkpoint, shard.rank), shard.leaves))
     for frozen in manifest.frozen:
@@ -126,21 +143,12 @@ class Problem:
 
 def look_object(store: Store, expected: Expected) -> Problem | None:
     """What HEAD finds wrong with an object; None when nothing is. Raises StoreError."""
-    wish = f"{expected.size} bytes" + (f" with SHA-256 {expected.sha256}" if expected.sha256 else "")
     try:
         info = store.head(expected.key)
     except NotFoundError:
-        return Problem("missing", expected.key, wish, "nothing")
-    if info.size != expected.size:
-        return Problem("bytes", expected.key, wish, f"{info.size} bytes")
-    if comparable(info.sha256, expected.sha256) and info.sha256 != expected.sha256:
-        return Problem("bytes", expected.key, wish, f"SHA-256 {info.sha256}")
-    return None
-
-
-def comparable(left: str | None, right: str | None) -> bool:
-    """Whether two checksums are of one kind: both plain, or both composite of equally many parts (protocol G)."""
-    return bool(left and right) and str(left).partition("-")[2] == str(right).partition("-")[2]
+        return Problem("missing", expected.key, str(expected), "nothing")
+    found = expected.difference(info)
+    return Problem("bytes", expected.key, str(expected), found) if found else None
 
 
 def seen_twice(look: Callable[[], Problem | None]) -> Problem | None:
