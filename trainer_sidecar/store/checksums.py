@@ -9,12 +9,9 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-from trainer_sidecar.store.base import part_size_for
+from isal.isal_zlib import crc32  # five times zlib's rate, and without the GIL as well
 
-try:
-    from isal.isal_zlib import crc32  # five times zlib's rate, and without the GIL as well
-except ImportError:  # no wheel for this processor
-    from zlib import crc32
+from trainer_sidecar.store.base import part_size_for
 
 __all__ = [
     "base64_crc32",
