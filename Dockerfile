@@ -90,9 +90,6 @@ COPY LICENSE /licenses/LICENSE
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "rtj_operator.main"]
 
-FROM scratch AS locks
-COPY requirements/sidecar.txt requirements/trainer.txt /
-
 FROM base AS digest-loop
 # The inner loop of the state digest, as hatch_build.py compiles it. Where no compiler can be had it is left out, and numpy
 # computes the same digests in five times the time.
@@ -114,15 +111,18 @@ RUN mkdir -p /src/library/trainer_sidecar && cd /src/trainer_sidecar \
 FROM runtime AS trainer
 # Installed here and not in a stage of its own: copied layers of gigabytes take minutes and the room twice. pip stays, for
 # what users add.
-RUN --mount=type=bind,from=locks,source=/,target=/locks \
-    python3 -m venv /opt/rtj \
- && pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /locks/trainer.txt
-RUN --mount=type=bind,from=library,source=/src,target=/src \
-    site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
- && cp -r /src/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
- && mkdir /sbom && cd /src \
+COPY requirements/trainer.txt /tmp/rtj/
+RUN python3 -m venv /opt/rtj \
+ && pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /tmp/rtj/trainer.txt
+# Copied, though it is removed again: buildah does not see that what is behind a bind mount has changed, and would take an
+# older library from its cache.
+COPY --from=library /src /tmp/rtj
+RUN site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+ && cp -r /tmp/rtj/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
+ && mkdir /sbom && cd /tmp/rtj \
  && python3 -m hack.release.sbom requirements/trainer.txt --name rtj-trainer --installed --beside pip \
-    > /sbom/rtj-trainer.cdx.json
+    > /sbom/rtj-trainer.cdx.json \
+ && rm -r /tmp/rtj
 ARG VERSION
 ARG REVISION
 ARG SOURCE
@@ -143,15 +143,16 @@ FROM ${BASE_IMAGE} AS trainer-from-base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # The base may pin by PIP_CONSTRAINT what the lock pins by hash, and pip takes no both. Debian's Python wants to be told
 # that an image is not a system that somebody administers.
-RUN --mount=type=bind,from=locks,source=/,target=/locks \
-    env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 \
-    python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /locks/sidecar.txt
-RUN --mount=type=bind,from=library,source=/src,target=/src \
-    site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
- && cp -r /src/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
- && mkdir -p /sbom && cd /src \
+COPY requirements/sidecar.txt /tmp/rtj/
+RUN env -u PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES=1 \
+    python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /tmp/rtj/sidecar.txt
+COPY --from=library /src /tmp/rtj
+RUN site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+ && cp -r /tmp/rtj/library/trainer_sidecar "$site/" && python3 -m compileall -q "$site/trainer_sidecar" \
+ && mkdir -p /sbom && cd /tmp/rtj \
  && python3 -m hack.release.sbom requirements/sidecar.txt --name rtj-trainer --installed --among-others \
-    > /sbom/rtj-trainer.cdx.json
+    > /sbom/rtj-trainer.cdx.json \
+ && rm -r /tmp/rtj
 ARG VERSION
 ARG REVISION
 ARG SOURCE
