@@ -86,8 +86,7 @@ def test_bytes_with_leaves_of_the_earlier_size_are_proven_and_damage_in_them_is_
     key = world.KEYS.shard(point.checkpoint_id, 0)
     damaged = bytearray(store.get(key))
     damaged[WIDE_LEAF_SIZE + 9] ^= 1
-    store.delete([key])
-    store.create_large(key, memoryview(damaged))
+    store.poke(key, bytes(damaged))
     with pytest.raises(BadCheckpointError, match="other bytes in leaf 1"):
         verify_bytes(store, world.KEYS, point)
     accusation = RestoreFault(
@@ -131,3 +130,13 @@ def test_a_manifest_of_a_newer_schema_is_too_new_and_not_bad() -> None:
     ref = store_document(store, key, newer)
     with pytest.raises(FormatTooNewError, match="schemas up to 2: upgrade"):
         read_manifest(store, world.KEYS, point.model_copy(update={"manifest": ref}))
+
+
+def test_a_deep_look_finds_what_a_resume_would_refuse_at_once() -> None:
+    """Leaves prove the bytes up to the size that the manifest says; what follows them is no part of any leaf."""
+    store = MemoryStore()
+    point = committed(store)
+    key = world.KEYS.shard(point.checkpoint_id, 0)
+    store.poke(key, store.get(key) + b"x")
+    with pytest.raises(BadCheckpointError, match=r"distcp.* bytes"):
+        verify_bytes(store, world.KEYS, point)

@@ -27,7 +27,9 @@ from trainer_sidecar.store.base import (
 )
 from trainer_sidecar.store.checksums import base64_crc32, base64_sha256, crc32
 from trainer_sidecar.store.file import FileStore
+from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.open import open_store
+from trainer_sidecar.store.probe import probe_store
 from trainer_sidecar.store.s3 import S3Store
 
 
@@ -390,3 +392,30 @@ def test_a_shard_that_stands_without_our_checksum_is_read_back(s3_store: S3Store
     assert s3_store.create_large("shard", memoryview(data)).size == len(data)
     with pytest.raises(ChecksumRefusedError, match="other bytes within"):
         s3_store.create_large("shard", memoryview(bytes(PART_UNIT) + b"liar"))
+
+
+def test_a_proxy_that_ignores_ranges_is_no_short_object_and_is_found_by_the_probe(
+    proxied_store: Store, proxy: FaultProxy
+) -> None:
+    """It would send gigabytes for each leaf, and the checkpoint would be accused."""
+    proxied_store.create("whole", bytes(100))
+    body = bytes(100)
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\nConnection: close\r\n\r\n" + body
+    proxy.answer(1, whole, when="GET ")
+    with pytest.raises(
+        UnsupportedStoreError, match=r"100 bytes come where 5 were asked.*ignores the Range header"
+    ):
+        proxied_store.get_range("whole", 10, 5)
+    assert proxied_store.get_range("whole", 10, 5) == bytes(5)
+
+
+class IgnoresRanges(MemoryStore):
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self.get(key)
+
+
+def test_the_probe_reads_a_part_of_an_object() -> None:
+    report = probe_store(IgnoresRanges(), large=False)
+    (failed,) = [check for check in report.checks if not check.passed]
+    assert "whole and in part" in failed.name
+    assert "other 5 came back" in failed.detail

@@ -13,7 +13,7 @@ from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
 from trainer_sidecar.store.fan_out import fan_out
-from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
+from trainer_sidecar.store.verify import Problem, bad_checkpoint, seen_twice, verify_ingest
 
 _READ = 8 * 1024 * 1024
 _DIGESTS = 64 * 1024 * 1024
@@ -44,7 +44,9 @@ def verify_bytes(
     Raises BadCheckpointError for what is wrong twice, FormatTooNewError, StoreError. Holds `parallel` x 8 MiB, and
     64 MiB of leaf digests.
     """
-    manifest = read_manifest(store, keys, point)
+    manifest = verify_ingest(
+        store, keys, point, parallel=parallel
+    )  # what a resume looks at first: sizes, too
     documents = [(keys.index(manifest.checkpoint_id), manifest.index)]
     documents += [(keys.part(manifest.checkpoint_id, s.rank), s.part) for s in manifest.shards]
     looks = fan_out(lambda d: seen_twice(lambda: look_document(store, *d)), documents, parallel)

@@ -82,7 +82,7 @@ def probe_store(store: Store, *, large: bool = True) -> ProbeReport:
 
 
 def _checks(store: Store, prefix: str, large: bool) -> Iterator[Check]:
-    yield _named("create and read back", lambda: _read_after_write(store, prefix))
+    yield _named("create and read back, whole and in part", lambda: _read_after_write(store, prefix))
     yield _named("conditional create", lambda: _refuses_second(store, prefix))
     yield _named(f"one winner of {_WRITERS} concurrent creates", lambda: _one_winner(store, prefix))
     yield _named("listing after write", lambda: _lists(store, prefix))
@@ -109,7 +109,10 @@ def _named(name: str, check: Callable[[], str]) -> Check:
 def _read_after_write(store: Store, prefix: str) -> str:
     store.create(f"{prefix}a", b"probe")
     found = store.get(f"{prefix}a")
-    return "" if found == b"probe" else f"{len(found)} other bytes came back"
+    if found != b"probe":
+        return f"{len(found)} other bytes came back"
+    piece = store.get_range(f"{prefix}a", 1, 3)
+    return "" if piece == b"rob" else f"of three bytes of the object, other {len(piece)} came back"
 
 
 def _refuses_second(store: Store, prefix: str) -> str:

@@ -253,6 +253,15 @@ class S3Store:
 
     def _read_once(self, key: str, extra: dict[str, Any], length: int | None) -> bytes:
         answer = self.client.get_object(Bucket=self.bucket, Key=self.full(key), **extra)
+        if length is not None and answer["ContentLength"] > length:
+            answer["Body"].close()
+            raise UnsupportedStoreError(
+                f"{self.url}: {key}: {answer['ContentLength']} bytes come where {length} were asked: the store, "
+                "or a proxy before it, ignores the Range header, and nothing can be restored through it; "
+                "`rtj store probe` tells when it is mended",
+                store=self.url,
+                key=key,
+            )
         with answer["Body"] as body:
             data = body.read()
         expected = answer["ContentLength"] if length is None else length
