@@ -244,6 +244,7 @@ REFUSED = {
     "forwards": "train_dataset is an IterableDataset",
     "twice": "would divide the loss a second time",
     "scheduled": "as many steps as there are processes",
+    "epoch": "begun anew in step 2: a callback has set control.should_epoch_stop",
 }
 
 

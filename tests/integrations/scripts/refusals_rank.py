@@ -7,17 +7,17 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.integrations.accelerate import prepared
 from trainer_sidecar.integrations.transformers import ResumableTrainer
 from trainer_sidecar.integrations.transformers.settings import refuse
-from trainer_sidecar.train import environment
+from trainer_sidecar.train import TrainingLibraryError, environment
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_language import Rows, model
+from tiny_language import Rows, collate, model
 
 OUT = Path(os.environ["TINY_OUT"])
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_steps": 10, "eval_steps": 10}
@@ -28,12 +28,23 @@ class Endless(torch.utils.data.IterableDataset):
         return iter(Rows(8))
 
 
+class EpochStop(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step == 2
+
+
 def arguments(**options):
     return TrainingArguments(output_dir=str(OUT / "refused"), use_cpu=True, report_to=[], **options)
 
 
-def trainer(data=None, **options):
-    return ResumableTrainer(model=model(), args=arguments(**options), train_dataset=data or Rows(8))
+def trainer(data=None, kind=ResumableTrainer, callbacks=None, **options):
+    return kind(
+        model=model(),
+        args=arguments(**options),
+        train_dataset=data or Rows(8),
+        data_collator=collate,
+        callbacks=callbacks,
+    )
 
 
 def of_plan(**changes):
@@ -70,6 +81,9 @@ CASES = {
     "forwards": lambda: trainer(Endless(), max_steps=4).train(),
     "twice": lambda: prepared(Accelerator(cpu=True, gradient_accumulation_steps=2), model(), []),
     "scheduled": scheduled,
+    "epoch": lambda: trainer(
+        callbacks=[EpochStop()], max_steps=4
+    ).train(),  # the last: a process has one session
 }
 
 
@@ -78,7 +92,7 @@ def main():
     for name, case in CASES.items():
         try:
             case()
-        except ValueError as error:
+        except (ValueError, TrainingLibraryError) as error:
             said[name] = str(error)
     (OUT / f"refusals-e{environment.join().plan.epoch}-r0.json").write_text(json.dumps(said))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from transformers.trainer_callback import DefaultFlowCallback
 
 from trainer_sidecar.integrations.accelerate import bare, refuse_unfit, uncompiled
 from trainer_sidecar.integrations.transformers import trl
+from trainer_sidecar.integrations.transformers.data import Windows
 from trainer_sidecar.integrations.transformers.loop import LoopCallback
 from trainer_sidecar.integrations.transformers.settings import fingerprints_of, refuse, take_over
 from trainer_sidecar.integrations.transformers.state import TrainerMemory
@@ -93,7 +94,7 @@ class Resumable:
         with self._ends:
             return super().train(**options)  # type: ignore[misc]
 
-    def get_train_dataloader(self) -> _Windows:
+    def get_train_dataloader(self) -> Windows:
         """Micro batches of the session over what Trainer's own loader would read, collated as there. Raises ValueError
         where only the script knows how long a pass is and says no `max_steps`."""
         made = super().get_train_dataloader()  # type: ignore[misc]
@@ -113,7 +114,7 @@ class Resumable:
             self.args.max_steps = max(
                 1, int(self.args.num_train_epochs * self._samples) // self._global_batch
             )
-        return _Windows(self, {name: getattr(made, name) for name in _LOADER_OPTIONS})
+        return Windows(self, {name: getattr(made, name) for name in _LOADER_OPTIONS})
 
     def training_step(self, *given: Any, **named: Any) -> Any:
         """Trainer's; the session hears of the loss."""
@@ -179,6 +180,10 @@ class Resumable:
 
         self.accelerator.clip_grad_norm_ = noted
 
+    def window_begins(self) -> None:
+        """Its micro batches were read, none was trained on."""
+        self._memory.window_begins()
+
     def close_micro(self, *, last: bool = False) -> None:
         """A micro batch went backward; `last`: and the optimizer took its step. Raises as `Session.micro_end`."""
         assert self.session is not None
@@ -193,21 +198,6 @@ class Resumable:
             self._step_taken = False
             self.session.step_end(grad_norm=self._grad_norm)
             self.control.should_training_stop |= self.session.should_stop
-
-
-class _Windows:
-    """What Trainer iterates over: micro batches, a window of them at a time since Trainer reads that far ahead."""
-
-    def __init__(self, trainer: Resumable, options: dict[str, Any]) -> None:
-        self._trainer, self._options = trainer, options
-
-    def __iter__(self) -> Iterator[Any]:
-        session = self._trainer.session
-        assert session is not None, "Trainer reads no batch before on_train_begin"
-        for window in session.windows(session.loader(**self._options)):
-            self._trainer._memory.window_begins()
-            yield from window
-            self._trainer.close_step()
 
 
 class ResumableTrainer(Resumable, Trainer):
