@@ -11,7 +11,7 @@ from rtj_operator.decide.observed import ContainerEnd, PodView
 from rtj_operator.text import printable
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
-from trainer_sidecar.contract.restore_fault import parse_restore_fault
+from trainer_sidecar.contract.restore_fault import Refusal, kind_of_refusal
 from trainer_sidecar.contract.status import TrainerState
 
 SILENCE_SECONDS = 10.0
@@ -20,7 +20,7 @@ SILENCE_SECONDS = 10.0
 OVERDUE_SECONDS = 30.0
 """A pod that stands so long after its grace period (clocks differ, too) is on a node whose kubelet is gone."""
 
-RESTORE_POINT_BAD = "RestorePointBad"
+RESTORE_POINT_BAD = Refusal.POINT_BAD.value
 """Outcome of an attempt whose restore point has missing or wrong bytes, it seems: the fence looks for itself (R24)."""
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 TRACEBACK_CHARS = 1024
@@ -37,10 +37,8 @@ SIDECAR_MEMORY = "give it more with the chart's value sidecar.memory, or set che
 DRAINED = "Drained"
 FENCED = "Fenced"
 """Outcome of ranks that a later attempt in the journal has fenced: whoever began that one, these ranks did no wrong."""
-STORE_UNAVAILABLE = "StoreUnavailable"
+STORE_UNAVAILABLE = Refusal.STORE_AWAY.value
 """Outcome of an attempt that could not read its restore point because the store was away: no fault of anybody's."""
-_TRANSIENT = ("Internal: ", "WrongEpoch: ", "BadRequest: ")
-"""First words of refusals that say nothing about checkpoint or script: an ordinary failure."""
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES = "CrashLoopBackOff"
 """Only native sidecars can: pods of a placement are never restarted."""
@@ -186,15 +184,11 @@ def _refused(pods: Sequence[PodView], epoch: int) -> End | None:
     for p in pods:
         outcome = p.outcome(epoch)
         if outcome is not None and outcome.kind is OutcomeKind.RESUME_REFUSED:
-            if parse_restore_fault(outcome.message, ""):
-                text = f"pod {p.name}: {outcome.message}"
-                return End(Cause.OPERATOR, RESTORE_POINT_BAD, text, p.up, node=p.node)
-            if outcome.message.startswith(f"{STORE_UNAVAILABLE}: "):
-                return End(Cause.OPERATOR, STORE_UNAVAILABLE, f"pod {p.name}: {_text(outcome)}", p.up)
-            if outcome.message.startswith(_TRANSIENT):
-                text = f"pod {p.name}: {_text(outcome)}"
-                return End(Cause.RANK_FAILED, "Failed", text, p.up, node=p.node)
-            return End(Cause.OPERATOR, "ResumeRefused", f"pod {p.name}: {_text(outcome)}", p.up)
+            kind = kind_of_refusal(outcome.message)
+            told = outcome.message if kind is Refusal.POINT_BAD else _text(outcome)
+            cause = Cause.RANK_FAILED if kind is Refusal.PASSING else Cause.OPERATOR
+            node = p.node if kind in (Refusal.POINT_BAD, Refusal.PASSING) else ""
+            return End(cause, kind.value, f"pod {p.name}: {told}", p.up, node=node)
     return None
 
 

@@ -3,12 +3,13 @@
 The only way out of a failed restore is the outcome's message (a termination message outlives the pod), so the evidence
 is a sentence that people can read and that `parse_restore_fault` takes apart again. Only these words may lead to a
 quarantine, `StateMismatch` only against a witness; every other refusal (shapes, fingerprints, a store that is away)
-says nothing about the checkpoint.
+says nothing about the checkpoint. Which kind a refusal is, `kind_of_refusal` says to the operator and to `rtj run`.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from trainer_sidecar.contract.base import Document
@@ -19,8 +20,23 @@ STATE_MISMATCH = "StateMismatch"
 Fault = Literal["missing", "bytes", "state"]
 _FAULTS: dict[str, Fault] = {CHECKSUM_MISMATCH: "bytes", NOT_FOUND: "missing", STATE_MISMATCH: "state"}
 _WORD = re.compile(rf"^(?:pod \S+: )?({CHECKSUM_MISMATCH}|{NOT_FOUND}|{STATE_MISMATCH}): ")
+_FIRST_WORD = re.compile(r"^(?:pod \S+: )?([A-Z]\w+): ")
+_PASSING = frozenset({"Internal", "WrongEpoch", "BadRequest"})
 _LOSS = re.compile(r"loss of step (\d{1,15}): expected (\S{1,64}), found (\S{1,64}) ")
 _EVIDENCE = re.compile(r"(\S+): expected (.+?), found (.+?) \(read (\d+) times\)")
+
+
+class Refusal(StrEnum):
+    """What a refused resume says. The words are those of the operator's outcomes."""
+
+    POINT_BAD = "RestorePointBad"
+    """Bytes are missing or wrong, or training went on otherwise: the next fence looks for itself."""
+    STORE_AWAY = "StoreUnavailable"
+    """The restore point could not be read because the store was away: no fault of anybody's."""
+    PASSING = "Failed"
+    """The sidecar could not serve the restore just then: an ordinary failure, like any other of a rank."""
+    UNFIT = "ResumeRefused"
+    """The checkpoint does not fit the script: the next attempt would meet the same."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,18 @@ def trains_otherwise(checkpoint_ids: Sequence[str]) -> str:
         f"reproducible: see docs/resumes.md{back}. To go on without this check set verification.onFailure: Warn "
         "(rtj run --on-verification-failure Warn)"
     )
+
+
+def kind_of_refusal(message: str) -> Refusal:
+    """Which kind of refusal the message of a `ResumeRefused` outcome tells, by its first word."""
+    if parse_restore_fault(message, ""):
+        return Refusal.POINT_BAD
+    word = _FIRST_WORD.match(message)
+    if word is None:
+        return Refusal.UNFIT
+    if word[1] == Refusal.STORE_AWAY.value:
+        return Refusal.STORE_AWAY
+    return Refusal.PASSING if word[1] in _PASSING else Refusal.UNFIT
 
 
 def parse_restore_fault(message: str, checkpoint_id: str) -> RestoreFault | None:

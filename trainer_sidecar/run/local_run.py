@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from types import FrameType
 
 from trainer_sidecar.contract.journal import Cause, Owner
@@ -17,6 +16,7 @@ from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault, trains_otherwise
+from trainer_sidecar.run.ended import Ended, ended_by
 from trainer_sidecar.run.fence_watch import FenceWatch
 from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
@@ -42,18 +42,8 @@ COMMIT_WAIT_SECONDS = 30.0
 """How long a save whose ranks have all sealed may delay the next fence (operator.md O1)."""
 MOST_STATES_IN_A_ROW = 3
 """As the operator: with a script that is not reproducible every checkpoint looks bad."""
-KEPT_UP = (OutcomeKind.FAILED, OutcomeKind.FENCED)
 EXIT_USAGE = 2
 EXIT_FENCED = EXIT_CODES[OutcomeKind.FENCED]
-
-
-@dataclass
-class Ended:
-    """How an attempt ended, and why the next one would start."""
-
-    outcome: Outcome
-    cause: Cause = Cause.RANK_FAILED
-    retry: bool = False
 
 
 class LocalRun:
@@ -134,7 +124,7 @@ class LocalRun:
             if code is not None:
                 return code
             if not self._back_off(watch):
-                return EXIT_CODES[ended.outcome.kind]
+                return ended.exit_code
             fenced = self._fence(ended.cause)
 
     def _fence(self, cause: Cause | None) -> Fenced:
@@ -222,9 +212,7 @@ class LocalRun:
             self._status.poll()
             if outcome is not None:
                 self._status.poll_now()
-                retry = outcome.kind in KEPT_UP and not self._stops
-                cause = Cause.OOM_KILLED if outcome.killed_for_memory else Cause.RANK_FAILED
-                return Ended(outcome, cause=cause, retry=retry)
+                return ended_by(outcome, stopped=bool(self._stops))
             if ordered < min(self._stops, 2):
                 ordered = min(self._stops, 2)
                 self._tell_order(ordered)
@@ -295,20 +283,18 @@ class LocalRun:
             )
             self._order(plan, Order.STOP)
             return EXIT_USAGE
-        if outcome.kind == OutcomeKind.FAILED and ended.retry and alive:
+        if ended.retry and alive:
             self._await_commit()
             if self._spend_budget(plan):
                 return None
-        if outcome.kind == OutcomeKind.RESUME_REFUSED and not self._states_in_a_row:
-            self._events.tell(
-                "Refused",
-                "the checkpoints are untouched: run the script that they fit, or begin a new run with --run-id",
-            )
+        advice = ended.advice(self._settings.store_url)
+        if advice and not self._states_in_a_row:
+            self._events.tell("Refused", advice)
         if outcome.kind == OutcomeKind.FINISHED:
             self._record_finish(end_reached=outcome.end_reached)
         elif alive:
             self._order(plan, Order.STOP)
-        return EXIT_CODES[outcome.kind]
+        return ended.exit_code
 
     def _record_finish(self, *, end_reached: bool) -> None:
         """Only a hint: a store that is away now costs the next start of the same command some seconds. A script that

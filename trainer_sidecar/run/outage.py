@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from trainer_sidecar.run.run_events import RunEvents
-from trainer_sidecar.store.base import StoreError
+from trainer_sidecar.store.base import BucketMissingError, StoreError
 
 POLL_SECONDS = 0.1
 AGAIN_SECONDS = 2.0
@@ -48,7 +48,7 @@ class StoreWait:
                 if told:
                     self._events.tell("StoreBack", f"the store answers again: {what} is done")
                 return call.result()
-            if not isinstance(call.error, StoreError) or not call.error.retryable:
+            if not isinstance(call.error, StoreError) or not _passes(call.error):
                 raise call.error
             reason = f"{call.error.reason}: {call.error}"
             if call.error.reason != told:
@@ -72,6 +72,12 @@ class StoreWait:
             if self._stopped():
                 raise StoppedWaitingError(what)
             time.sleep(min(POLL_SECONDS, self._again))
+
+
+def _passes(error: StoreError) -> bool:
+    """What is waited for. The run has used this bucket or folder before: one that is gone now is likelier away, as a
+    mount is that comes back, than deleted."""
+    return error.retryable or isinstance(error, BucketMissingError)
 
 
 class _Call(Generic[T]):
