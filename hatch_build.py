@@ -40,7 +40,10 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
 
 def compiled(source: Path, library: Path) -> bool:
     """Whether the library could be made. One that stands there is replaced whole or not at all."""
-    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    try:
+        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError:
+        words = [os.environ["CC"]]
     found = shutil.which(words[0])
     if not _for_this_machine() or found is None:
         why = f"no C compiler ({words[0]})" if found is None else "not for this machine, or not glibc"
@@ -50,7 +53,7 @@ def compiled(source: Path, library: Path) -> bool:
     made = library.with_suffix(f".{os.getpid()}")
     command = [found, *words[1:], *FLAGS, "-o", str(made), str(source), "-lgcc"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    if done.returncode != 0 or not made.exists():
         print(f"{shlex.join(command)}: {done.stderr}", file=sys.stderr)
         library.unlink(missing_ok=True)
         made.unlink(missing_ok=True)

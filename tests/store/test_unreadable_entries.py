@@ -205,3 +205,21 @@ def test_what_was_uploaded_and_given_up_is_no_lost_commit() -> None:
     Save(store, fenced, 1).upload_rank(0)
     store.create(KEYS.journal(2), TORN)
     assert restore_step(fence(store, "nonce-2")) is None, "parts without a manifest were never committed"
+
+
+def test_newest_entries_that_were_deleted_are_told_of_by_the_hint_which_decides_nothing() -> None:
+    """A bucket restored from an older copy: the journal ends early, and nothing in it shows that it was longer."""
+    store = MemoryStore()
+    _, (_, newest) = run_of(store, 1, 2)
+    assert update_latest(journal(store), newest)
+    assert journal(store).read().damage == ""
+
+    store.delete([KEYS.journal(newest.seq)])
+    said = journal(store).read().damage
+    assert f"latest.json names journal entry {newest.seq} as the commit of {newest.checkpoint_id}" in said
+    second = fence(store, "nonce-2")
+    assert (second.entry.seq, restore_step(second)) == (newest.seq, 1)
+    assert journal(store).read().damage == said, "also once something else stands in its slot"
+    by = journal(store)
+    assert update_latest(by, save(store, second, 3, by))
+    assert journal(store).read().damage == ""

@@ -130,3 +130,15 @@ def test_a_library_that_cannot_be_used_is_told_and_one_that_computes_something_e
     with pytest.raises(RuntimeError, match="build the package anew"):
         digest._native()
     digest._native.cache_clear()
+
+
+def test_a_library_that_is_cut_off_is_not_loaded_and_ends_no_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a full disk leaves it: a page that is mapped and not there is a bus error in the middle of training."""
+    whole = native.LIBRARY.read_bytes()
+    for size in (0, 63, 4096, len(whole) - 1):
+        cut = tmp_path / f"{size}.so"
+        cut.write_bytes(whole[:size])
+        assert native.load(cut) is None
+        assert f"{cut} cannot be used, digests take longer: {size} bytes" in caplog.text

@@ -14,6 +14,7 @@ from trainer_sidecar.contract.journal import (
     Attempt,
     Entry,
     Hold,
+    Latest,
     Manifest,
     Owner,
     Quarantined,
@@ -41,6 +42,8 @@ class History:
     entries: tuple[Entry, ...] = ()
     tail: int = 0
     void: tuple[int, ...] = ()
+    hint: Latest | None = None
+    """`latest.json` as it was before the journal was read: it decides nothing (R18), but is written after a commit."""
     unknown: Mapping[int, str] = field(default_factory=dict)
     """Slot -> why it cannot be understood: a newer version wrote here, this one must not write (R17)."""
     gap: Gap | None = None
@@ -204,7 +207,21 @@ class History:
                 else "no checkpoint that could be used depends on it"
             )
             told.append(f"journal entry {seq} cannot be read and nobody knows what it said; {unused}")
+        if self.hint is not None and self._lacks(self.hint):
+            told.append(
+                f"latest.json names journal entry {self.hint.sequence} as the commit of {self.hint.checkpoint_id}, and "
+                "no such commit is there: unless somebody has edited that file, the newest entries of the journal were "
+                "deleted or the store was set back to an earlier state. The checkpoint is not used; before anything "
+                "else is committed, restore those entries from versions or a backup"
+            )
         return "; ".join(told)
+
+    def _lacks(self, hint: Latest) -> bool:
+        """Whether the commit that a hint names is provably not where it says."""
+        if hint.sequence in self.void or hint.sequence in self.unknown:
+            return False
+        commit = self.manifests.get(hint.checkpoint_id)
+        return commit is None or commit.seq != hint.sequence
 
     @cached_property
     def verified(self) -> dict[str, Verified]:

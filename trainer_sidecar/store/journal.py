@@ -105,6 +105,7 @@ class Journal:
         fetched again by each read (the store may have answered badly, or somebody has restored the object), and filled
         where it provably was a commit (`rebuild`).
         """
+        hint = self.latest()  # first: what it names was there before
         listed = self._listed()
         outdated = self._some_known_is_gone(set(listed)) or self._some_void_can_be_read()
         self._history = History() if outdated else replace(self._history, gap=None)
@@ -113,8 +114,9 @@ class Journal:
         self._fold(self._get_slots([seq for _, seq in run]))
         self.refresh()
         self._look_for_gap([seq for seq in listed if seq > self._history.tail])
+        self._history = replace(self._history, hint=hint)
         if self._history.void:
-            self._history = rebuilt(self.store, self.keys, self._history, self.latest())
+            self._history = rebuilt(self.store, self.keys, self._history, hint)
         return self._history
 
     def refresh(self) -> History:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,11 +29,22 @@ def load(path: Path = LIBRARY, most: int = MOST) -> MixRuns | None:
     if not path.exists():
         return None
     try:
+        _check_whole(path)
         mix_runs = _bound(ctypes.CDLL(str(path)), most)
     except (OSError, AttributeError) as exc:
         log.warning("%s cannot be used, digests take longer: %s", path, exc)
         return None
     return mix_runs
+
+
+def _check_whole(path: Path) -> None:
+    """Raises OSError for a file that is cut off: a part of it that is mapped and not there ends the process."""
+    head = path.read_bytes()[:64]
+    if len(head) < 64 or head[:4] != b"\x7fELF":
+        raise OSError(f"{path.stat().st_size} bytes that are no shared library")
+    sections, size, count = struct.unpack_from("<Q", head, 40)[0], *struct.unpack_from("<HH", head, 58)
+    if path.stat().st_size < sections + size * count:
+        raise OSError(f"{path.stat().st_size} bytes of {sections + size * count}: install the package again")
 
 
 def _bound(library: ctypes.CDLL, most: int) -> MixRuns:
