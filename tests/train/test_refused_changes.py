@@ -213,6 +213,30 @@ def test_the_script_as_it_was_goes_on(
     assert world.commit_of(4).step == 4
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_buffer_that_a_forward_pass_registers_ends_the_attempt_before_it_commits_what_no_resume_fits(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    script = Script(Net())
+
+    def register(module: nn.Module, *_: object) -> None:
+        module.register_buffer("late", torch.ones(4), persistent=saved)
+
+    script.model.register_forward_pre_hook(register)
+    plan = world.attempt(topology(1, 4, micro=4), checkpoint=CheckpointPolicy(interval_seconds=0))
+    with rank_of(world, plan, monkeypatch):
+        if saved:
+            with pytest.raises(
+                ValueError, match=r"buffer late, float32\[4\], was not there when the session began"
+            ):
+                script.train(2)
+        else:
+            script.train(2)
+        outcome = json.loads((environment.join().outcome_dir / "rank-00000.json").read_text())
+    assert outcome["kind"] == ("Failed" if saved else "Finished")
+    assert [c.step for c in world.commits() if c.epoch == plan.epoch] == ([] if saved else [2])
+
+
 @pytest.mark.parametrize(
     ("rank", "told_elsewhere", "said"),
     [

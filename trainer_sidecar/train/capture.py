@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor
 
 from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.bucket_order import BucketOrder
-from trainer_sidecar.train.extra_state import below, flatten
+from trainer_sidecar.train.extra_state import below, flatten, tensors_of
 from trainer_sidecar.train.known import Known, held, let_go, of_modules, of_optimizer
 from trainer_sidecar.train.layout import REPLICATE, Layout, Placement
+from trainer_sidecar.train.model_forms import Forms
 from trainer_sidecar.train.model_names import (
     aliases,
     came_late,
@@ -131,6 +132,7 @@ class State:
         self.extra.update(own)
         self.modules = own
         """Those of `extra` that a forward pass may change."""
+        self._forms = Forms(self._begun())
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
         self._walked: _Parameters | None = None
@@ -153,6 +155,7 @@ class State:
             found.trainable = list(model.trainable)
         for name, buffer in _buffers(model.modules):
             found.pieces.append(self.piece(f"model/{self.stage.name(name)}", buffer, first=self.wrapped))
+        beside = [p.entry for p in found.pieces[len(model.entries) :]]
         for i, optimizer in enumerate(self.optimizers):
             pieces, moments = self._moments(i, optimizer)
             found.pieces += pieces
@@ -160,11 +163,21 @@ class State:
                 found.optimizers.append(self._optimizer(i, optimizer, moments))
         if any(map(zero.is_partitioned, self.optimizers)):
             found.moments = [self._slots(i, o) for i, o in enumerate(self.optimizers)]
+        known = len(found.pieces)
         for key, obj in self.extra.items():
             found.extra[key] = self._extra(key, obj.state_dict(), found.pieces)
             if isinstance(obj, OfRank0):
                 found.of_rank_0.add(key)
+        beside += [p.entry for p in found.pieces[known:]]
+        self._forms.refuse_changed(model.entries, beside)
         return found
+
+    def _begun(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What every attempt begins with, by the name under which it is stored; moments are made by training."""
+        for name, tensor in self.model_tensors():
+            yield f"model/{name}", tensor
+        for key, obj in self.extra.items():
+            yield from tensors_of(obj.state_dict(), below("extra", key))
 
     def _parameters(self) -> tuple[list[Piece], _Parameters]:
         """Pieces of all parameters, named as in the capture before when another walk would find the same."""

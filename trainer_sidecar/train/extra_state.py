@@ -1,7 +1,7 @@
 """State dicts of the session's `extra` objects: into tagged JSON with references to tensors, and back.
 
 They come back as they were given: dicts and OrderedDicts as such, in their order. What would come back as something
-else is refused by name at the first save (`tagged`).
+else is refused by name when the session begins, and at each save (`tagged`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ def flatten(value: Any, path: str, keep: Callable[[str, torch.Tensor], None]) ->
         items = [flatten(v, f"{path}/{i}", keep) for i, v in enumerate(value)]
         return {"$tuple": items} if kind is tuple else items
     return tagged.encode(value, path)
+
+
+def tensors_of(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
+    """What `flatten` would keep."""
+    found: list[tuple[str, torch.Tensor]] = []
+    flatten(value, path, lambda name, tensor: found.append((name, tensor)))
+    return found
 
 
 def targets(document: Any, current: dict[str, torch.Tensor]) -> Any:
