@@ -244,6 +244,10 @@ REFUSED = {
     "forwards": "train_dataset is an IterableDataset",
     "twice": "would divide the loss a second time",
     "scheduled": "as many steps as there are processes",
+    "weighs": "the train loader's order is that of a WeightedRandomSampler",
+    "prepares": "the train loader's order is that of a WeightedRandomSampler",
+    "before": r"Before.get_train_dataloader gives Trainer a loader of its own",
+    "hides": r"Hides.get_train_dataloader gives Trainer a loader of its own",
     "epoch": "begun anew in step 2: a callback has set control.should_epoch_stop",
 }
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from transformers import TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.integrations.accelerate import prepared
-from trainer_sidecar.integrations.transformers import ResumableTrainer
+from trainer_sidecar.integrations.transformers import Resumable, ResumableTrainer
 from trainer_sidecar.integrations.transformers.settings import refuse
 from trainer_sidecar.train import TrainingLibraryError, environment
 
@@ -26,6 +26,40 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_steps": 
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(Rows(8))
+
+
+def weighted():
+    sampler = torch.utils.data.WeightedRandomSampler([1.0] * 8, 8)
+    return torch.utils.data.DataLoader(Rows(8), batch_size=4, collate_fn=collate, sampler=sampler)
+
+
+class Weighs(Trainer):
+    def get_train_dataloader(self):
+        return weighted()
+
+
+class Prepares(Trainer):
+    def get_train_dataloader(self):
+        return self.accelerator.prepare(weighted())
+
+
+class Behind(Resumable, Weighs):
+    pass
+
+
+class BehindPrepared(Resumable, Prepares):
+    pass
+
+
+class Before(ResumableTrainer):
+    def get_train_dataloader(self):
+        return weighted()
+
+
+class Hides(ResumableTrainer):
+    def get_train_dataloader(self):
+        super().get_train_dataloader()
+        return weighted()
 
 
 class EpochStop(TrainerCallback):
@@ -59,6 +93,12 @@ def of_mesh(**axes):
     refuse(arguments(), plan.model_copy(update={"topology": topology}))
 
 
+def hides():
+    """Its first step, without the session that `train` would make: a process has one."""
+    made = trainer(kind=Hides, max_steps=4)
+    made.training_step(made.model, next(iter(made.get_train_dataloader())))
+
+
 def scheduled():
     accelerator, made = Accelerator(cpu=True), model()
     optimizer = torch.optim.SGD(made.parameters())
@@ -81,6 +121,10 @@ CASES = {
     "forwards": lambda: trainer(Endless(), max_steps=4).train(),
     "twice": lambda: prepared(Accelerator(cpu=True, gradient_accumulation_steps=2), model(), []),
     "scheduled": scheduled,
+    "weighs": lambda: trainer(kind=Behind, max_steps=4).train(),
+    "prepares": lambda: trainer(kind=BehindPrepared, max_steps=4).train(),
+    "before": lambda: trainer(kind=Before, max_steps=4).train(),
+    "hides": hides,
     "epoch": lambda: trainer(
         callbacks=[EpochStop()], max_steps=4
     ).train(),  # the last: a process has one session

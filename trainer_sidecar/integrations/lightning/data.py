@@ -10,14 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader
 
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.integrations.batch import tell_unused
-from trainer_sidecar.train import Mixture, Packed, StatefulLoader, Streams
+from trainer_sidecar.integrations.loaders import OURS, refuse_iterable, refuse_order
 
-_OURS = (Mixture, Packed, Streams, StatefulLoader)
 _OPTIONS = (
     "num_workers",
     "pin_memory",
@@ -42,7 +40,7 @@ class Feed:
 
     def samples(self, global_batch: int) -> int | None:
         """Of one pass, as the session counts them; None: nobody knows."""
-        if isinstance(self.data, _OURS) or not hasattr(self.data, "__len__"):
+        if isinstance(self.data, OURS) or not hasattr(self.data, "__len__"):
             return None
         return len(self.data) - (len(self.data) % global_batch if self.drop_last else 0)
 
@@ -57,25 +55,20 @@ class Feed:
 
 def feed_of(loader: Any) -> Feed:
     """The feed of what `fit` was given, or `train_dataloader()` returned. Raises ValueError where it cannot resume."""
-    if isinstance(loader, _OURS):
+    if isinstance(loader, OURS):
         return Feed(loader)
     if not isinstance(loader, DataLoader):
         raise ValueError(
             f"the train loader is a {type(loader).__name__}: give one DataLoader over a map-style dataset, or a "
             "Mixture, Packed documents, Streams or a StatefulLoader of trainer_sidecar.train (docs/data.md)"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "the train loader reads an IterableDataset, which every attempt would read from its beginning: give a "
-            "map-style one, or trainer_sidecar.train.Streams of its shards (docs/data.md)"
-        )
+    refuse_iterable(loader.dataset)
     if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in _READS):
         raise ValueError(
             f"the train loader is a {type(loader).__name__}, which reads in a way of its own (__iter__), and the "
             "session would not: put what it does into the dataset or collate_fn of a plain DataLoader (docs/data.md)"
         )
-    if not isinstance(loader.dataset, _OURS):
-        _refuse_order(loader)
+    refuse_order(loader, loader.batch_sampler)
     return Feed(
         loader.dataset,
         loader.collate_fn,
@@ -83,21 +76,3 @@ def feed_of(loader: Any) -> Feed:
         loader.batch_size,
         {name: getattr(loader, name) for name in _OPTIONS},
     )
-
-
-def _refuse_order(loader: DataLoader[Any]) -> None:
-    batches, sampler = loader.batch_sampler, loader.sampler
-    if type(batches) is not BatchSampler:
-        raise ValueError(
-            f"the train loader has a batch_sampler of its own ({type(batches).__name__}): the session decides order "
-            "and batches (docs/data.md), give batch_size and shuffle=True"
-        )
-    if type(sampler) is RandomSampler:
-        plain = not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    else:
-        plain = type(sampler) is DistributedSampler and sampler.shuffle
-    if not plain:
-        raise ValueError(
-            f"the train loader's order is that of a {type(sampler).__name__}: the session shuffles each pass by its "
-            "seed (docs/data.md); say so by shuffle=True, or weigh data sets in a Mixture"
-        )

@@ -15,26 +15,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback
 
 from trainer_sidecar.integrations.accelerate import bare, refuse_unfit, uncompiled
 from trainer_sidecar.integrations.transformers import trl
-from trainer_sidecar.integrations.transformers.data import Windows
+from trainer_sidecar.integrations.transformers.data import Windows, feed_of, refuse_override
 from trainer_sidecar.integrations.transformers.loop import LoopCallback
 from trainer_sidecar.integrations.transformers.settings import fingerprints_of, refuse, take_over
 from trainer_sidecar.integrations.transformers.state import TrainerMemory
 from trainer_sidecar.train import OfRank0, Session, environment
-
-_LOADER_OPTIONS = (
-    "num_workers",
-    "pin_memory",
-    "persistent_workers",
-    "prefetch_factor",
-    "multiprocessing_context",
-    "worker_init_fn",
-)
 
 
 class Resumable:
@@ -67,6 +57,7 @@ class Resumable:
         self.session: Session | None = None
         """Once `train` has begun."""
         self._feed: dict[str, Any] = {}
+        self._windows: Windows | None = None
         self._loss: Any = None
         self._grad_norm: Any = None
         self._step_taken = False
@@ -98,26 +89,20 @@ class Resumable:
         """Micro batches of the session over what Trainer's own loader would read, collated as there. Raises ValueError
         where only the script knows how long a pass is and says no `max_steps`."""
         made = super().get_train_dataloader()  # type: ignore[misc]
-        if isinstance(made.dataset, torch.utils.data.IterableDataset):
-            raise ValueError(
-                "train_dataset is an IterableDataset, which every attempt would read from its beginning: give a "
-                "map-style one, or trainer_sidecar.train.Streams of its shards (docs/data.md)"
-            )
-        self._feed = {
-            "data": made.dataset,
-            "collate": made.collate_fn,
-            "drop_last": self.args.dataloader_drop_last,
-        }
+        self._feed, options = feed_of(made, self.args.dataloader_drop_last)
+        self._windows = Windows(self, options)
         if self.args.max_steps <= 0:  # a loader without length has to be told where the run ends
             if self._samples is None:
                 raise ValueError(f"a {type(made.dataset).__name__} has no length: give max_steps")
             self.args.max_steps = max(
                 1, int(self.args.num_train_epochs * self._samples) // self._global_batch
             )
-        return Windows(self, {name: getattr(made, name) for name in _LOADER_OPTIONS})
+        return self._windows
 
     def training_step(self, *given: Any, **named: Any) -> Any:
-        """Trainer's; the session hears of the loss."""
+        """Trainer's; the session hears of the loss. Raises ValueError for a batch that is not of the session."""
+        if self._windows is None or not self._windows.begun:
+            refuse_override(self, Resumable)
         self._loss = super().training_step(*given, **named)  # type: ignore[misc]
         return self._loss
 
@@ -143,6 +128,8 @@ class Resumable:
     def begin_session(self) -> None:
         """Model, optimizer and schedule exist, no batch was read: restore, or begin. Raises as `Session.from_env`."""
         refuse_unfit(self.accelerator)
+        if self._windows is None:
+            refuse_override(self, Resumable)
         options = dict(self._options)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self.session = self._ends.enter_context(
