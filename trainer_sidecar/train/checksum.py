@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from trainer_sidecar.train.shared_memory import plainly
+
 _MOST = 1 << 20
 """Words at a time on a device: 16 MiB of its memory."""
 _ON_HOST = 1 << 17
@@ -41,7 +43,7 @@ def _words(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Its bytes as blocks of int32; what does not fill or lie on a word, byte by byte."""
     if tensor.numel() == 0:
         return
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    data = plainly(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
     whole = len(data) // 4 * 4 if data.storage_offset() % 4 == 0 else 0
     if whole:
         yield from data[:whole].view(torch.int32).split(_block(data.device))

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainer_sidecar.train import tagged, zero
 from trainer_sidecar.train.capture import State
+from trainer_sidecar.train.shared_memory import writable
 
 Stored = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> (dtype, global shape) of the checkpoint's tensors."""
@@ -113,4 +114,5 @@ def poison(tensors: list[torch.Tensor]) -> None:
     """NaN into every float, so that an element that is not loaded cannot pass unseen (datapath T18)."""
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
-            tensor.fill_(float("nan"))
+            with writable(tensor):
+                tensor.fill_(float("nan"))

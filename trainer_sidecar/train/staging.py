@@ -22,6 +22,7 @@ from trainer_sidecar.contract.volume import CONTROL_SIZE, BufferState, pack_cont
 from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.errors import StagingFailed
 from trainer_sidecar.train.ownership import OwnershipPlan
+from trainer_sidecar.train.shared_memory import plainly
 
 _POLL_SECONDS = 0.02
 _PAGE = 4096
@@ -301,5 +302,5 @@ def _one_thread() -> Iterator[None]:
 
 
 def as_bytes(view: torch.Tensor) -> np.ndarray:
-    """A contiguous CPU tensor's bytes, uint8, no copy."""
-    return view.detach().reshape(-1).view(torch.uint8).numpy()
+    """A contiguous CPU tensor's bytes, uint8; no copy, unless it is conjugated or negated."""
+    return plainly(view.detach()).reshape(-1).view(torch.uint8).numpy()

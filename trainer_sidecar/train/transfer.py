@@ -25,8 +25,9 @@ from trainer_sidecar.train.boxes import Box, byte_ranges
 from trainer_sidecar.train.capture import Piece
 from trainer_sidecar.train.errors import ResumeRefused
 from trainer_sidecar.train.layout import shard_boxes
+from trainer_sidecar.train.shared_memory import overlaps, write
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS, SidecarClient
-from trainer_sidecar.train.staging import wait_for_devices
+from trainer_sidecar.train.staging import as_bytes, wait_for_devices
 
 _BATCH = 64 * 1024 * 1024
 _COPIERS = min(4, os.cpu_count() or 1)
@@ -114,6 +115,7 @@ def load(client: SidecarClient, reads: Sequence[Read], windows: Windows) -> int:
             copies += [pool.submit(_copy, read, windows) for read in batch]
         for done in copies:
             done.result()
+    refuse_unequal(reads, windows)
     return total
 
 
@@ -158,8 +160,31 @@ class Windows:
 @torch.no_grad()
 def _copy(read: Read, windows: Windows) -> None:
     """Into its shard."""
+    write(*_ends(read, windows))
+
+
+@torch.no_grad()
+def _ends(read: Read, windows: Windows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a read is copied to, and from."""
     dtype = getattr(torch, read.piece.entry.dtype)
     source = windows.view(read.file, read.offset, read.saved, dtype)[read.shared.within(read.saved)]
     inside = read.shared.within(read.place)
     at = tuple(slice(s.start + base, s.stop + base) for s, base in zip(inside, read.local.start, strict=True))
-    read.piece.local[at].copy_(source)
+    return read.piece.local[at], source
+
+
+def refuse_unequal(reads: Iterable[Read], windows: Windows) -> None:
+    """Where elements share memory, what was saved must be equal there, too. Raises ResumeRefused."""
+    found = set()
+    for read in (r for r in reads if overlaps(r.piece.local)):
+        mine, saved = (as_bytes(end.cpu().contiguous()) for end in _ends(read, windows))
+        if not np.array_equal(mine, saved):
+            found.add(read.piece.entry.name)
+    if found:
+        raise ResumeRefused(
+            [
+                f"{name} has several elements in one place of memory here (expand, unfold), and other values for them "
+                "in the checkpoint: .clone() it before it is restored"
+                for name in sorted(found)
+            ]
+        )
