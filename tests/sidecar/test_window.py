@@ -11,6 +11,7 @@ import pytest
 from trainer_sidecar.contract.checkpoint import ShardHash, leaf_hashes, tree_root
 from trainer_sidecar.contract.journal import ObjectRef
 from trainer_sidecar.contract.keys import LEAF_SIZE, WIDE_LEAF_SIZE
+from trainer_sidecar.sidecar.room import Room
 from trainer_sidecar.sidecar.window import BadBytesError, Window
 
 
@@ -40,7 +41,7 @@ def test_whole_leaves_are_fetched_by_runs_of_8_mib_and_their_digests_once(
         reads.append((offset, length))
         return data[offset : offset + length]
 
-    window = Window(tmp_path / "w", "key", hashed(data, leaf_size), leaves)
+    window = Window(tmp_path / "w", "key", hashed(data, leaf_size), leaves, Room(tmp_path, "c"))
     with ThreadPoolExecutor(1) as pool:
         assert window.fetch([(5, 0)], read, pool) == 0
         assert asked == [], "a shard that nobody reads costs no request"
@@ -64,6 +65,7 @@ def test_the_leaf_that_is_wrong_is_named_by_its_own_size(tmp_path: Path) -> None
         "key",
         hashed(data, WIDE_LEAF_SIZE),
         lambda: leaf_hashes(data, WIDE_LEAF_SIZE),
+        Room(tmp_path, "c"),
     )
     with (
         ThreadPoolExecutor(1) as pool,

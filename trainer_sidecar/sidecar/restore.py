@@ -35,6 +35,7 @@ from trainer_sidecar.contract.topology import Topology
 from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar import ahead
 from trainer_sidecar.sidecar.retry import keep_trying
+from trainer_sidecar.sidecar.room import Room
 from trainer_sidecar.sidecar.window import BadBytesError, Window
 from trainer_sidecar.store.base import NotFoundError, Store, StoreError, TruncatedError, UnavailableError
 
@@ -64,6 +65,7 @@ class Restore:
         self._keys = RunKeys(source.namespace, source.run_id) if source else keys
         self._point, self._witness_sha256 = point, witness_sha256
         self.folder = volume.restore(point.checkpoint_id)
+        self.room = Room(volume.work, point.checkpoint_id)
         self._pool = ThreadPoolExecutor(max(4, threads * 2), thread_name_prefix="fetch")
         self._stop = threading.Event()
         self._windows: list[Window] = []
@@ -94,6 +96,7 @@ class Restore:
             (self.folder / "frozen").mkdir(mode=0o777, exist_ok=True)
             (self.folder / "frozen").chmod(0o777)
         self._windows = [self._window(name) for name in self.index.files]
+        self.room.needed = sum(window.size for window in self._windows)
         return RestoreOpened(
             manifest=self.manifest,
             tensors=self.index.tensors,
@@ -130,12 +133,12 @@ class Restore:
                 raise BadBytesError(str(Evidence(name, f"tree root {shard.root}", f"tree root {found}", 1)))
             return data
 
-        return Window(self.folder / name, key, shard, leaves)
+        return Window(self.folder / name, key, shard, leaves, self.room)
 
     def fetch(self, file: int, ranges: list[tuple[int, int]]) -> int:
         """Make byte ranges readable in a window; bytes read from the store for it.
 
-        Raises ValueError for a range outside the file, and as `open`. OSError when the volume is full.
+        Raises ValueError for a range outside the file, and as `open`. VolumeFullError before the volume is full.
         """
         if not 0 <= file < len(self._windows):
             raise ValueError(f"file {file} is outside 0..{len(self._windows) - 1}")
@@ -148,6 +151,8 @@ class Restore:
         """Make what these ranks will ask for readable before they do, as far as it is known. Raises as `fetch`."""
         sizes = [window.size for window in self._windows]
         ranges = ahead.needed(self.index, self.manifest, now, local, sizes)
+        if ranges:
+            self.room.needed = sum(length for parts in ranges.values() for _, length in parts)
 
         def read(file: int) -> None:
             # Ranks that ask meanwhile wait behind one such piece.

@@ -14,6 +14,7 @@ from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.metrics import Metrics
 from trainer_sidecar.sidecar.restore import Restore
 from trainer_sidecar.sidecar.retry import StoppedError
+from trainer_sidecar.sidecar.room import Room
 from trainer_sidecar.sidecar.run import Run
 from trainer_sidecar.sidecar.server import RequestError
 from trainer_sidecar.sidecar.window import BadBytesError
@@ -148,7 +149,11 @@ class Restores:
         except ValueError as exc:
             raise RequestError("BadRequest", str(exc)) from exc
         except OSError as exc:
-            raise self._failed("Internal", f"the shared volume failed: {exc}; is it large enough?") from exc
+            raise self._failed("Internal", self._room().told(exc)) from exc
+
+    def _room(self) -> Room:
+        restore, point = self._restore, self._plan.restore if self._plan else None
+        return restore.room if restore else Room(self._volume.work, point.checkpoint_id if point else "none")
 
     def _failed(self, word: str, why: object) -> RequestError:
         self._metrics.restore_failures.labels(reason=word).inc()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainer_sidecar.contract.checkpoint import HashedBytes, first_difference, leaf_hashes
 from trainer_sidecar.contract.restore_fault import Evidence
+from trainer_sidecar.sidecar.room import Room
 from trainer_sidecar.store.base import TruncatedError
 
 ReadRange = Callable[[str, int, int], bytes]
@@ -33,24 +34,41 @@ class BadBytesError(Exception):
 class Window:
     """Thread-safe."""
 
-    def __init__(self, path: Path, key: str, shard: HashedBytes, leaves: Callable[[], bytes]) -> None:
+    def __init__(
+        self, path: Path, key: str, shard: HashedBytes, leaves: Callable[[], bytes], room: Room
+    ) -> None:
         """`leaves` gives all digests of the shard, proven. It is called when the first range is asked for: of a
         thousand shards a pod reads a few. Raises OSError."""
+        self._room = room
         self.path, self.size, self._key, self._read_leaves = path, shard.size, key, leaves
         self._leaf_size = shard.bytes_per_leaf
         self._leaves: bytes | None = None
         self._reading = threading.Lock()
-        self._file = -1
+        self._file, self._removed = -1, False
         self._state = bytearray(-(-self.size // self._leaf_size))
         self._asked = bytearray(len(self._state))
+        self._has_pages = bytearray(len(self._state))
         self._changed = threading.Condition()
         # A file that exists is kept: ranks may have it mapped. Closed again: a big checkpoint has thousands of files.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             os.fchmod(file, 0o666)
             os.ftruncate(file, self.size)
+            self._note_pages(file)
         finally:
             os.close(file)
+
+    def _note_pages(self, file: int) -> None:
+        """What an earlier sidecar of this pod has written is no new memory."""
+        hole = 0
+        while os.fstat(file).st_blocks and hole < self.size:
+            try:
+                data = os.lseek(file, hole, os.SEEK_DATA)
+            except OSError:  # none behind that
+                return
+            hole = os.lseek(file, data, os.SEEK_HOLE)
+            for leaf in range(-(-data // self._leaf_size), -(-hole // self._leaf_size)):
+                self._has_pages[leaf] = hole >= min((leaf + 1) * self._leaf_size, self.size)
 
     def fetch(
         self, ranges: Iterable[tuple[int, int]], read: ReadRange, pool: Executor, *, ahead: bool = False
@@ -71,7 +89,16 @@ class Window:
                 return 0 if ahead else self._count(wanted)
 
     def remove(self) -> None:
+        """Give the memory back, what a rank has mapped apart; an open file would keep it as well."""
         self.path.unlink(missing_ok=True)
+        with self._changed:
+            self._removed = True
+            self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        if self._removed and self._file >= 0 and _READING not in self._state:
+            os.close(self._file)
+            self._file = -1
 
     def __del__(self) -> None:
         if self._file >= 0:
@@ -109,7 +136,10 @@ class Window:
             new = [leaf for leaf in wanted if not self._asked[leaf]]
             for leaf in new:
                 self._asked[leaf] = 1
-        return sum(min(self._leaf_size, self.size - leaf * self._leaf_size) for leaf in new)
+        return sum(map(self._length, new))
+
+    def _length(self, leaf: int) -> int:
+        return min(self._leaf_size, self.size - leaf * self._leaf_size)
 
     def _fetch_runs(self, mine: list[int], read: ReadRange, pool: Executor) -> None:
         futures = [
@@ -128,11 +158,16 @@ class Window:
                 for leaf in mine:
                     if self._state[leaf] == _READING:
                         self._state[leaf] = _MISSING
+                self._close_when_idle()
                 self._changed.notify_all()
 
     def _fetch_run(self, run: range, read: ReadRange) -> None:
         offset = run.start * self._leaf_size
         length = min(run.stop * self._leaf_size, self.size) - offset
+        new = sum(self._length(leaf) for leaf in run if not self._has_pages[leaf])
+        if self._room.take(self._file, offset, length, new):
+            for leaf in run:
+                self._has_pages[leaf] = 1
         data = self._read_proven(run, offset, length, read)
         view = memoryview(data)
         while view:
