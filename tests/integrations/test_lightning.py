@@ -348,6 +348,7 @@ REFUSED = {
     "mesh": "the mesh is dp1xtp2xpp1/zero3, and this integration knows data parallel only",
     "alone": "strategy SingleDeviceStrategy on 2 ranks would train as many models: use ddp",
     "bases": "Mine has no Lightning Trainer among its bases",
+    "behind": r"Trainer comes before Resumable, .*: write class Mine\(Resumable, Trainer\)",
     "path": r"fit\(ckpt_path='last'\): the run goes on from its newest commit",
     "manual": "automatic_optimization=False: .* Write the loop with a Session",
     "iterator": r"training_step\(dataloader_iter\): it would read ahead",

@@ -319,6 +319,7 @@ REFUSED = {
     "export": "checkpoint.last_save_in_hf True: use rtj export",
     "elsewhere": "checkpoint.initial_load_model_only False: a run begins at step 0",
     "alone": "a SessionDataLoader is read by ResumableTrainer only",
+    "behind": r"Trainer comes before Resumable, .*: write class Mine\(Resumable, Trainer\)",
 }
 
 

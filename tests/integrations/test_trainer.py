@@ -244,6 +244,8 @@ REFUSED = {
     "forwards": "train_dataset is an IterableDataset",
     "twice": "would divide the loss a second time",
     "scheduled": "as many steps as there are processes",
+    "bases": r"Mine\(Weighs, Resumable\): Trainer comes before Resumable.*: write class Mine\(Resumable, Weighs\)",
+    "alone": r"Mine has no transformers' Trainer among its bases: class Mine\(Resumable, Trainer\)",
     "weighs": "the train loader's order is that of a WeightedRandomSampler",
     "prepares": "the train loader's order is that of a WeightedRandomSampler",
     "before": r"Before.get_train_dataloader gives Trainer a loader of its own",

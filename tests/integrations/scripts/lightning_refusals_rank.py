@@ -142,6 +142,7 @@ CASES = {
     "mesh": lambda: of_mesh(tp=2),
     "alone": lambda: of_mesh(dp=2),
     "bases": lambda: type("Mine", (Resumable,), {})(),
+    "behind": lambda: type("Mine", (pl.Trainer, Resumable), {}),
     "path": lambda: fit(ckpt_path="last"),
     "manual": lambda: fit(Manual()),
     "iterator": lambda: fit(Iterates()),

@@ -121,6 +121,8 @@ CASES = {
     "forwards": lambda: trainer(Endless(), max_steps=4).train(),
     "twice": lambda: prepared(Accelerator(cpu=True, gradient_accumulation_steps=2), model(), []),
     "scheduled": scheduled,
+    "bases": lambda: type("Mine", (Weighs, Resumable), {}),
+    "alone": lambda: type("Mine", (Resumable,), {})(),
     "weighs": lambda: trainer(kind=Behind, max_steps=4).train(),
     "prepares": lambda: trainer(kind=BehindPrepared, max_steps=4).train(),
     "before": lambda: trainer(kind=Before, max_steps=4).train(),
@@ -136,7 +138,7 @@ def main():
     for name, case in CASES.items():
         try:
             case()
-        except (ValueError, TrainingLibraryError) as error:
+        except (TypeError, ValueError, TrainingLibraryError) as error:
             said[name] = str(error)
     (OUT / f"refusals-e{environment.join().plan.epoch}-r0.json").write_text(json.dumps(said))
 

@@ -11,8 +11,9 @@ sys.path.insert(0, os.path.abspath(os.environ.get("TITAN_HOME", ".")))
 sys.path.insert(0, str(Path(__file__).parent))
 import torchtitan_on_cpu  # noqa: F401
 from my_config import any_mesh
+from torchtitan.trainer import Trainer
 
-from trainer_sidecar.integrations.torchtitan import SessionDataLoader
+from trainer_sidecar.integrations.torchtitan import Resumable, SessionDataLoader
 from trainer_sidecar.integrations.torchtitan.saves import TokensSeen
 from trainer_sidecar.train import environment
 
@@ -53,6 +54,10 @@ try:
     iter(loader)
 except TypeError as error:
     told["alone"] = str(error)
+try:
+    type("Mine", (Trainer, Resumable), {})
+except TypeError as error:
+    told["behind"] = str(error)
 ranks = [SimpleNamespace(ntokens_seen=0, session=None) for _ in range(3)]
 counts = [TokensSeen(trainer, 3, rank) for rank, trainer in enumerate(ranks)]
 for trainer, count in zip(ranks, counts, strict=True):

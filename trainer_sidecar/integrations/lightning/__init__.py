@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from trainer_sidecar.integrations.bases import refuse_alone, refuse_behind
 from trainer_sidecar.integrations.lightning import settings
 from trainer_sidecar.integrations.lightning.bridge import Bridge
 from trainer_sidecar.integrations.lightning.loops import install
@@ -36,6 +37,22 @@ def _flavour() -> Any:
     return importlib.import_module((imported or installed)[0])
 
 
+def _home(kind: type) -> str | None:
+    """The library whose Trainer it is."""
+    homes = [name for name in _FLAVOURS if kind.__module__.startswith(f"{name}.")]
+    return homes[0] if homes and kind.__name__ == "Trainer" else None
+
+
+def _is_trainer(kind: type) -> bool:
+    return _home(kind) is not None
+
+
+def _library(trainer: type) -> ModuleType:
+    """Where the Trainer among the bases comes from. Raises TypeError when there is none."""
+    refuse_alone(trainer, Resumable, _is_trainer, "Lightning")
+    return importlib.import_module(next(home for home in map(_home, trainer.__mro__) if home))
+
+
 class Resumable:
     """Comes before a Lightning Trainer class in the list of bases.
 
@@ -45,6 +62,11 @@ class Resumable:
 
     callbacks: list[Any]
     fit_loop: Any
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Raises TypeError for a class in whose bases Lightning's Trainer comes first."""
+        super().__init_subclass__(**named)
+        refuse_behind(cls, Resumable, _is_trainer)
 
     def __init__(self, *, session: Mapping[str, Any] | None = None, **named: Any) -> None:
         library = _library(type(self))
@@ -78,17 +100,6 @@ class Resumable:
     def estimated_stepping_batches(self) -> int | float:
         """Steps of the whole run, the same on every mesh; infinite without an end."""
         return self._bridge.estimated_steps
-
-
-def _library(trainer: type) -> ModuleType:
-    """Where the Trainer among the bases comes from. Raises TypeError when there is none."""
-    for base in trainer.__mro__:
-        for name in _FLAVOURS:
-            if base.__name__ == "Trainer" and base.__module__.startswith(f"{name}."):
-                return importlib.import_module(name)
-    raise TypeError(
-        f"{trainer.__name__} has no Lightning Trainer among its bases: class Mine(Resumable, Trainer)"
-    )
 
 
 class ResumableTrainer(Resumable, _flavour().Trainer):  # type: ignore[misc]

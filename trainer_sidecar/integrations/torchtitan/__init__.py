@@ -25,6 +25,7 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.tools import utils
 from torchtitan.trainer import Trainer
 
+from trainer_sidecar.integrations.bases import refuse_alone, refuse_behind
 from trainer_sidecar.integrations.torchtitan.data import Fed, SessionDataLoader, from_packed
 from trainer_sidecar.integrations.torchtitan.saves import SessionCheckpoints, TokensSeen
 from trainer_sidecar.integrations.torchtitan.settings import fingerprints_of, refuse, take_over
@@ -39,6 +40,10 @@ class _WindowCut(DataloaderExhaustedError):
     this exception, and ends its loop."""
 
 
+def _is_trainer(kind: type) -> bool:
+    return kind is Trainer
+
+
 class Resumable:
     """Comes before a torchtitan trainer class in the list of bases. What it changes, and refuses: docs/torchtitan.md.
 
@@ -51,7 +56,13 @@ class Resumable:
     checkpointer: Any
     step: int
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Raises TypeError for a class in whose bases torchtitan's Trainer comes first."""
+        super().__init_subclass__(**named)
+        refuse_behind(cls, Resumable, _is_trainer)
+
     def __init__(self, config: Any, *, session: Mapping[str, Any] | None = None) -> None:
+        refuse_alone(type(self), Resumable, _is_trainer, "torchtitan's")
         seat = environment.Seat.read(os.environ)
         self._plan = environment.read_plan(os.environ, seat)
         refuse(config, self._plan)

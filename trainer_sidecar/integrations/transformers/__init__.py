@@ -19,12 +19,17 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback
 
 from trainer_sidecar.integrations.accelerate import bare, refuse_unfit, uncompiled
+from trainer_sidecar.integrations.bases import refuse_alone, refuse_behind
 from trainer_sidecar.integrations.transformers import trl
 from trainer_sidecar.integrations.transformers.data import Windows, feed_of, refuse_override
 from trainer_sidecar.integrations.transformers.loop import LoopCallback
 from trainer_sidecar.integrations.transformers.settings import fingerprints_of, refuse, take_over
 from trainer_sidecar.integrations.transformers.state import TrainerMemory
 from trainer_sidecar.train import OfRank0, Session, environment
+
+
+def _is_trainer(kind: type) -> bool:
+    return kind is Trainer
 
 
 class Resumable:
@@ -43,7 +48,13 @@ class Resumable:
     lr_scheduler: Any
     callback_handler: Any
 
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Raises TypeError for a class in whose bases Trainer comes first."""
+        super().__init_subclass__(**named)
+        refuse_behind(cls, Resumable, _is_trainer)
+
     def __init__(self, *given: Any, session: Mapping[str, Any] | None = None, **named: Any) -> None:
+        refuse_alone(type(self), Resumable, _is_trainer, "transformers'")
         args = next((a for a in (*given, *named.values()) if isinstance(a, TrainingArguments)), None)
         if args is None:
             raise ValueError(

@@ -1,0 +1,27 @@
+"""Where the part that resumes stands among a class's bases: behind the framework's trainer it takes no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def refuse_behind(cls: type, part: type, is_trainer: Callable[[type], bool]) -> None:
+    """Raises TypeError, as the class is made, when a trainer of the framework comes before `part` in its bases."""
+    kinds = cls.__mro__
+    before = [kind for kind in kinds[: kinds.index(part)] if is_trainer(kind)]
+    if before:
+        names = [base.__name__ for base in cls.__bases__]
+        first = sorted(cls.__bases__, key=lambda base: not issubclass(base, part))
+        raise TypeError(
+            f"class {cls.__name__}({', '.join(names)}): {before[-1].__name__} comes before {part.__name__}, so that "
+            "nothing would be restored or saved: write "
+            f"class {cls.__name__}({', '.join(base.__name__ for base in first)})"
+        )
+
+
+def refuse_alone(cls: type, part: type, is_trainer: Callable[[type], bool], trainer: str) -> None:
+    """Raises TypeError, as an object is made, when no trainer comes behind `part`. `trainer`: the framework's name."""
+    if not any(map(is_trainer, cls.__mro__)):
+        raise TypeError(
+            f"{cls.__name__} has no {trainer} Trainer among its bases: class {cls.__name__}({part.__name__}, Trainer)"
+        )
