@@ -133,10 +133,13 @@ def test_on_the_same_ranks_it_goes_on_bit_for_bit_also_after_orders_in_an_evalua
     found = lab.finished(again, "trainer_rank.py")
     for key in ("loss", "eval_loss", "num_input_tokens_seen"):
         assert history(found[0], key) == history(ranks[0], key)
-    for key in ("flos", "tokens", "micro"):
+    for key in ("flos", "tokens", "micro", "counting"):
         assert found[0][key] == ranks[0][key], key
     assert found[0]["tokens"] == sum(4 + i % 5 for step in lab.samples(plan).values() for i in step)
     assert found[0]["micro"] == STEPS
+    kept = f"('last', ({STEPS}, 'done')), ('mean', tensor([3.5000, 3.5000])), ('micro', {STEPS}), "
+    kept += "('steps', {1, 2, 3, 4, 5, 6, 7}), ('sums', array([7., 7.]))"
+    assert f"('by_step', {{1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7}}), {kept}" in found[0]["counting"]
     assert lab.manifest(lab.commits(again)[-1]).state_digest == lab.manifest(last).state_digest
 
 
@@ -246,6 +249,7 @@ REFUSED = {
     "scheduled": "as many steps as there are processes",
     "bases": r"Mine\(Weighs, Resumable\): Trainer comes before Resumable.*: write class Mine\(Resumable, Weighs\)",
     "alone": r"Mine has no transformers' Trainer among its bases: class Mine\(Resumable, Trainer\)",
+    "object": "of the attributes in state\\(\\) of callback Odd, handle is a builtins.object, which cannot be saved",
     "weighs": "the train loader's order is that of a WeightedRandomSampler",
     "prepares": "the train loader's order is that of a WeightedRandomSampler",
     "before": r"Before.get_train_dataloader gives Trainer a loader of its own",

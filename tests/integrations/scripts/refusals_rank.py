@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from trainer_sidecar.contract.plan import AccumulationSave
 from trainer_sidecar.contract.topology import Mesh
@@ -60,6 +61,11 @@ class Hides(ResumableTrainer):
     def get_train_dataloader(self):
         super().get_train_dataloader()
         return weighted()
+
+
+class Odd(TrainerCallback, ExportableState):
+    def state(self):
+        return {"args": {}, "attributes": {"handle": object()}}
 
 
 class EpochStop(TrainerCallback):
@@ -123,6 +129,7 @@ CASES = {
     "scheduled": scheduled,
     "bases": lambda: type("Mine", (Weighs, Resumable), {}),
     "alone": lambda: type("Mine", (Resumable,), {})(),
+    "object": lambda: trainer(callbacks=[Odd()])._memory.state_dict(),
     "weighs": lambda: trainer(kind=Behind, max_steps=4).train(),
     "prepares": lambda: trainer(kind=BehindPrepared, max_steps=4).train(),
     "before": lambda: trainer(kind=Before, max_steps=4).train(),

@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
+import torch
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -42,16 +44,23 @@ class Watch(TrainerCallback):
 
 
 class Counting(TrainerCallback, ExportableState):
-    """Counts in the midst of a window."""
+    """Counts in the midst of a window; and keeps values that JSON does not know."""
 
     def __init__(self, micro=0):
-        self.micro = micro
+        self.micro, self.steps, self.last = micro, set(), (0, None)
+        self.sums, self.mean, self.by_step = np.zeros(2), torch.zeros(2), {}
 
     def on_substep_end(self, args, state, control, **kwargs):
         self.micro += 1
 
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps.add(state.global_step)
+        self.last, self.by_step[state.global_step] = (state.global_step, "done"), self.micro
+        self.sums += 1
+        self.mean += 0.5
+
     def state(self):
-        return {"args": {}, "attributes": {"micro": self.micro}}
+        return {"args": {}, "attributes": vars(self)}
 
 
 def main():
@@ -99,6 +108,7 @@ def main():
         "flos": state.total_flos,
         "tokens": state.num_input_tokens_seen,
         "micro": counting.micro,
+        "counting": repr(sorted(vars(counting).items())),
         "events": watch.events,
         "saved_before": watch.saved_before,
         "resume": json.loads(resume.to_json()) if resume else None,

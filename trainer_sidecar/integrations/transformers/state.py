@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers.trainer_callback import ExportableState
+
+from trainer_sidecar.train import tagged
 
 _KEPT = ("best_metric", "best_global_step", "num_input_tokens_seen")
 HISTORY = 1000
@@ -33,12 +35,13 @@ class TrainerMemory:
         self._at_start = copy.deepcopy(self._now()) if self._trainer.session.accumulation > 1 else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values: numbers that NumPy or torch made become Python's, anything else its text."""
+        """What is told to people as plain values: numbers that NumPy or torch made become Python's, anything else its
+        text. Callbacks' attributes tagged, so that they come back as they are; raises TypeError for one that cannot."""
         session = self._trainer.session
-        cut = session is not None and session.micro > 0 and self._at_start is not None
-        kept = self._at_start if cut else self._now()
-        plain: dict[str, Any] = json.loads(json.dumps(kept, default=_plain))
-        return plain
+        cut = self._at_start if session is not None and session.micro > 0 else None
+        kept = dict(self._now() if cut is None else cut)
+        callbacks = [[name, _tagged(name, values)] for name, values in kept.pop("callbacks")]
+        return {**json.loads(json.dumps(kept, default=_plain)), "callbacks": callbacks}
 
     def _now(self) -> dict[str, Any]:
         trainer, state = self._trainer, self._trainer.state
@@ -52,7 +55,8 @@ class TrainerMemory:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Callbacks are matched by class and order; one that the script has no more is passed over."""
+        """Callbacks are matched by class and order; one that the script has no more is passed over. Their tensors come
+        back on the CPU."""
         state = self._trainer.state
         for name in (*_KEPT, "total_flos", "log_history"):
             setattr(state, name, saved[name])
@@ -63,7 +67,7 @@ class TrainerMemory:
             at = next((i for i, (known, _) in enumerate(attributes) if known == name), None)
             if at is not None:
                 for key, value in attributes.pop(at)[1].items():
-                    setattr(callback, key, value)
+                    setattr(callback, key, tagged.decode(value))
 
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
         for callback in self._trainer.callback_handler.callbacks:
@@ -76,6 +80,13 @@ class _Entries(list[Any]):
 
     def __deepcopy__(self, _memo: Any) -> list[Any]:
         return list(self)
+
+
+def _tagged(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {key: tagged.encode(value, key) for key, value in attributes.items()}
+    except TypeError as error:
+        raise TypeError(f"of the attributes in state() of callback {name}, {error}") from error
 
 
 def _plain(value: Any) -> Any:
