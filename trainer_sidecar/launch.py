@@ -109,16 +109,26 @@ def die_with_parent() -> None:
 
 
 def write_by_rename(path: str, data: bytes) -> None:
-    """Whole file or none, in a folder that the sidecar (another user, O23) may clean."""
+    """Whole file or none, in a folder that the sidecar (another user, O23) may clean; in pages that `have_room` got."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, 0o777)
     temporary = f"{path}.tmp-{os.getpid()}"
-    with open(temporary, "wb") as file:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.write(data)
+        file.truncate()
     os.chmod(temporary, 0o666)
     os.replace(temporary, path)
+
+
+def have_room(path: str, size: int) -> None:
+    """Pages for `write_by_rename(path)`, which then succeeds in a volume that something has filled meanwhile."""
+    try:
+        with open(f"{path}.tmp-{os.getpid()}", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as exc:
+        log("no room for a file that comes later", path=path, error=str(exc))
 
 
 def read_json(path: str) -> dict[str, Any] | None:
@@ -641,7 +651,13 @@ class Launcher:
         elif order == "SaveAndExit":
             self._order_save(plan)
         elif newer and not self.terminations:
-            self._start_generation(plan, seen)
+            try:
+                self._start_generation(plan, seen)
+            except OSError as exc:
+                message = f"the ranks could not be started: {exc}: is the shared volume at {self.work} full?"
+                self._publish(
+                    {"epoch": epoch, "attempt": plan["attempt"], "kind": "Failed", "message": message}
+                )
         elif self.generation and plan.get("dumpStacks", 0) > self.generation.stacks:
             self.generation.stacks = plan["dumpStacks"]
             self._dump_stacks(self.generation)
@@ -658,7 +674,10 @@ class Launcher:
     def _order_save(self, plan: dict[str, Any]) -> None:
         path = os.path.join(self.work, "order", str(plan["epoch"]))
         if self.generation and not self.generation.outcome and not os.path.exists(path):
-            write_by_rename(path, b"SaveAndExit")
+            try:
+                write_by_rename(path, b"SaveAndExit")
+            except OSError:
+                write_by_rename(path, b"")  # it is there, which is all: a full volume has no page for words
             log("ordered the ranks to save and exit", epoch=plan["epoch"])
         if not self.generation and (not self.outcome or self.outcome["epoch"] < plan["epoch"]):
             message = "ordered to save and exit before any rank was started"
@@ -684,6 +703,7 @@ class Launcher:
         os.makedirs(outcomes, exist_ok=True)
         for folder in (outcomes, os.path.dirname(outcomes)):
             os.chmod(folder, 0o777)
+        have_room(os.path.join(outcomes, "pod.json"), MESSAGE_BYTES)
         env = {
             "RTJ_PLAN": plan_path,
             "RTJ_SOCKET": self.socket,
@@ -784,11 +804,17 @@ class Launcher:
     # -- end
 
     def _publish(self, outcome: dict[str, Any]) -> None:
-        """pod.json by rename, log line, termination message (kubelet reads it also after SIGKILL)."""
+        """pod.json by rename, log line, termination message (kubelet reads it also after SIGKILL).
+
+        Where the volume does not take pod.json nobody hears of the end but by the end of this process.
+        """
         self.outcome = outcome
-        write_by_rename(
-            os.path.join(self.work, "outcome", str(outcome["epoch"]), "pod.json"), bounded_json(outcome)
-        )
+        path = os.path.join(self.work, "outcome", str(outcome["epoch"]), "pod.json")
+        try:
+            write_by_rename(path, bounded_json(outcome))
+        except OSError as exc:
+            log("no outcome in the shared volume", path=path, error=str(exc))
+            self.stop = True
         log("outcome", **outcome)
         self._write_termination(outcome)
 

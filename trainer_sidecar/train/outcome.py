@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,8 @@ from trainer_sidecar.train.errors import Fenced, ResumeRefused
 from trainer_sidecar.train.staging import open_folder, write_by_rename
 
 MAX_ERROR_BYTES = 1024
+ROOM_BYTES = 24 * 1024
+"""As much as an outcome takes at most."""
 
 
 class OutcomeFile:
@@ -29,7 +32,10 @@ class OutcomeFile:
         self._process = os.getpid()
         self.written: OutcomeKind | None = None
         open_folder(folder)
-        write_by_rename(self._path.with_suffix(".open"), b"")
+        self._open = self._path.with_suffix(".open")
+        write_by_rename(self._open, b"")
+        with suppress(OSError), open(self._open, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)  # or there is no room even now
 
     def write(
         self,
@@ -51,9 +57,19 @@ class OutcomeFile:
             failure=failure,
             end_reached=end_reached,
         )
-        open_folder(self._path.parent)
-        write_by_rename(self._path, outcome.to_bytes())
+        self._put(outcome.to_bytes())
         self.written = kind
+
+    def _put(self, data: bytes) -> None:
+        """In the pages of the file that stands from the start: the volume may be full, and that be the very news."""
+        try:
+            with open(self._open, "r+b") as file:
+                file.write(data)
+                file.truncate()
+            os.replace(self._open, self._path)
+        except FileNotFoundError:  # the folder was cleaned
+            open_folder(self._path.parent)
+            write_by_rename(self._path, data)
 
     def failed(self, error: BaseException, step: int) -> None:
         """Record an exception under the word that it deserves."""
