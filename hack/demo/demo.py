@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
 
 from hack.demo import diagnosis, plot, proofs, report
@@ -16,7 +15,7 @@ from hack.demo.own_settings import OwnSettings
 from hack.demo.place import Place
 from hack.demo.proofs import Evidence
 from hack.demo.scenario import Scenario, Told
-from hack.demo.settings import JOB, DemoError, Settings
+from hack.demo.settings import JOB, DemoError, Settings, new_tag
 from hack.demo.timeline import Timeline, table
 from hack.demo.watch import Seen
 from trainer_sidecar.audit.proof import Proof
@@ -27,7 +26,7 @@ INTERRUPTED = 130
 
 def main(argv: list[str]) -> int:
     """Exit code: 0 when every proof holds; 130 after Ctrl-C or SIGTERM, which clean up as well."""
-    settings = parse(argv, run_tag=time.strftime("%Y%m%d-%H%M%S"))
+    settings = parse(argv, run_tag=new_tag())
     console = Console()
     place: Place = OwnPlace(settings) if isinstance(settings, OwnSettings) else LocalPlace(settings)
     try:

@@ -46,8 +46,9 @@ class OwnSettings(Settings):
 
     @property
     def store_url(self) -> str:
-        """A prefix of its own for every run: a journal is never started anew."""
-        return f"{self.store.rstrip('/')}/rtj-demo-{self.run_tag}"
+        """A prefix of its own for every run, since a journal is never started anew, and the end of a run deletes all
+        below it. The namespace is in it, so that demos in two namespaces share none whatever their tags."""
+        return f"{self.store.rstrip('/')}/rtj-demo-{self.run_tag}/{self.namespace}"
 
     @property
     def control_name(self) -> str:

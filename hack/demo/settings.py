@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import secrets
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +73,12 @@ class Settings:
         return f"s3://{BUCKET}/{self.out.name}-{self.run_tag}"
 
     run_tag: str = "0"
+
+
+def new_tag() -> str:
+    """A tag that no other run has, not even one that starts in the same second: `20261130-213915-5f3c0a91`. It is the
+    value of a label, so at most 63 characters; it sorts by time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 def libraries() -> Path:

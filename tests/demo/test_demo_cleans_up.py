@@ -72,7 +72,7 @@ def test_operator_and_namespace_stay_while_a_job_is_left_since_it_would_never_go
         place.clean_up(Console())
     commands = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")]
     assert f"kubectl --context lab delete {JOBS} pretrain -n rtj-demo" in commands
-    rm = "aws s3 rm --recursive s3://bucket/team/rtj-demo-t1 --endpoint-url http://minio:9000"
+    rm = "aws s3 rm --recursive s3://bucket/team/rtj-demo-t1/rtj-demo --endpoint-url http://minio:9000"
     assert commands[-1] == rm
     assert cluster.ran("helm uninstall") == cluster.ran("kubectl delete namespace") == []
     assert cluster.ran("kubectl delete resumabletrainingjob pretrain-control ") != []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).par
 
 from pretended_cluster import PretendedCluster  # noqa: E402
 
-from hack.demo import own_checks, own_operator, own_place  # noqa: E402
+from hack.demo import demo, own_checks, own_operator, own_place  # noqa: E402
 from hack.demo.arguments import parse  # noqa: E402
 from hack.demo.own_operator import DEFINITIONS  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
@@ -96,6 +97,31 @@ def test_of_two_demos_that_begin_at_once_the_slower_one_is_told_and_the_namespac
     with pytest.raises(DemoError, match="already exists"):
         own_place.bring(cluster, settings(), None)
     assert own_checks.other_run(cluster, settings()) == "t2"
+
+
+def test_two_demos_that_begin_in_the_same_second_share_neither_tag_nor_prefix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The end of each deletes all below its prefix, and takes a namespace for its own by the tag."""
+    monkeypatch.setattr("time.strftime", lambda _: "20261130-213915")
+    started: list[OwnSettings] = []
+
+    class Place(own_place.OwnPlace):
+        def __init__(self, settings: OwnSettings) -> None:
+            super().__init__(settings)
+            started.append(settings)
+            raise DemoError("seen enough")
+
+    monkeypatch.setattr(demo, "OwnPlace", Place)
+    for namespace in ("a", "b", "a"):
+        with pytest.raises(DemoError, match="seen enough"):
+            demo.main([*NEEDED, "--namespace", namespace, "--out", str(tmp_path / "out")])
+    assert len({given.run_tag for given in started}) == 3
+    assert all(re.fullmatch(r"20261130-213915-[0-9a-f]{8}", given.run_tag) for given in started), (
+        "a label's value, at most 63 characters"
+    )
+    same_tag = [replace(given, run_tag="t1").store_url for given in started]
+    assert same_tag[:2] == ["s3://bucket/team/rtj-demo-t1/a", "s3://bucket/team/rtj-demo-t1/b"]
 
 
 def test_the_operator_of_another_demo_is_not_used_since_it_goes_with_that_demo() -> None:

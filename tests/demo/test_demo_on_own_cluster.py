@@ -38,7 +38,7 @@ def test_the_command_line_names_context_store_and_images(monkeypatch: pytest.Mon
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     found = settings("--gpus", "0", "--sidecar-image", "mine/sidecar:2", "--endpoint", "http://minio:9000")
-    assert (found.context, found.store_url) == ("lab", "s3://bucket/team/rtj-demo-t1")
+    assert (found.context, found.store_url) == ("lab", "s3://bucket/team/rtj-demo-t1/rtj-demo")
     assert found.operator_image == "registry.example.com/team/rtj-operator:0.1.0"
     assert found.trainer_image == "registry.example.com/team/rtj-pretrain:0.1.0"
     assert found.sidecar_image == "mine/sidecar:2"
@@ -85,7 +85,7 @@ def test_what_will_be_created_is_said_first() -> None:
     installing = own_place.announcement(settings(), none)
     assert "namespace rtj-demo" in installing
     assert "installs helm release rtj-demo in namespace rtj-demo, with its definitions (CRDs)" in installing
-    assert "s3://bucket/team/rtj-demo-t1" in installing
+    assert "s3://bucket/team/rtj-demo-t1/rtj-demo" in installing
     assert "removes all of it at the end" in installing
     using = own_place.announcement(settings("--keep"), theirs)
     assert "uses the operator rtj-system/rtj, which is there, and does not change it" in using
