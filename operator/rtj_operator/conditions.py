@@ -124,6 +124,9 @@ class Reason(StrEnum):
     ATTEMPT_SUPERSEDED = "AttemptSuperseded"
     STATUS_BEHIND = "StatusBehind"
     RIGHT_MISSING = "RightMissing"
+    WEBHOOK_FAILING = "WebhookFailing"
+    API_SERVER_FAILING = "ApiServerFailing"
+    OPERATOR_FAILING = "OperatorFailing"
     # deletion
     DELETING_CHECKPOINTS = "DeletingCheckpoints"
     # ends
@@ -208,6 +211,9 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.ATTEMPT_SUPERSEDED: "A later attempt than the status' own stands in the journal; another one is started.",
     Reason.STATUS_BEHIND: "A Job of a later placement than the status' own exists: the status was set back.",
     Reason.RIGHT_MISSING: "The operator may not do what this job needs; the right to grant.",
+    Reason.WEBHOOK_FAILING: "An admission webhook that the job's Job or pods must pass does not answer; its name.",
+    Reason.API_SERVER_FAILING: "The API server has failed at a request that the job needs for 20 s; what it said.",
+    Reason.OPERATOR_FAILING: "The operator fails on this job by a fault of its own; what to report.",
     Reason.DELETING_CHECKPOINTS: "The object is deleted, and its checkpoints before it (deletionPolicy: Delete).",
     Reason.RUNNING: "Not ended.",
     Reason.FINISHED: "The ranks finished and their last save is committed.",

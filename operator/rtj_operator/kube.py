@@ -90,6 +90,14 @@ class Unavailable(KubeError):
     """Connection, time-out, 429 or 5xx: try again later."""
 
 
+class NoAnswer(Unavailable):
+    """No connection, or no answer in time."""
+
+
+class WebhookFailed(Unavailable):
+    """500: an admission webhook that the object has to pass does not answer; `sentence` names it."""
+
+
 class Busy(Unavailable):
     """429 or 503: the server says itself that it did not get to it."""
 
@@ -269,7 +277,7 @@ class ApiServer:
             )
             data = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise Unavailable(f"{method} {path}: {type(exc).__name__}: {exc}") from exc
+            raise NoAnswer(f"{method} {path}: {type(exc).__name__}: {exc}") from exc
         if answer.status >= 400:
             error = _error(method, path, answer.status, data)
             if isinstance(error, Busy):
@@ -328,6 +336,8 @@ def _error(method: str, path: str, status: int, data: bytes) -> KubeError:
         kind = AlreadyExists if reason == "AlreadyExists" else Conflict
     if status == 500 and "failed to create typed patch object" in sentence:
         kind = Invalid  # what the API server answers to a field that the installed CRD does not have
+    if status == 500 and "failed calling webhook" in sentence:
+        kind = WebhookFailed
     return kind(f"{method} {path}: {status} {reason}: {sentence}", status=status, sentence=sentence)
 
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from rtj_operator.api import InvalidJobError, JobStatus, ResumableTrainingJob, parse_job
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
 from rtj_operator.api.names import FINALIZER, LABEL_DRILL_OF, LABEL_PLACEMENT
+from rtj_operator.apifailures import ApiFailures
 from rtj_operator.apply import Applier, ForeignObject, StatusRefused, Subject
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide import Decision, Observed, View, decide
@@ -83,6 +84,7 @@ class Reconciler:
     """None: that a run is another object's is found at the fence only."""
     memory: Memory = field(default_factory=Memory)
     lives: Lives = field(default_factory=Lives)
+    failures: ApiFailures = field(default_factory=ApiFailures)
 
     def __post_init__(self) -> None:
         self.dry_run = DryRun(self.kube)
@@ -99,6 +101,7 @@ class Reconciler:
         except NotFound:
             self.metrics.forget(key)
             self.memory.gone(key)
+            self.failures.over(key)
             return None
         except (Unavailable, Forbidden) as exc:
             raise TryLater(str(exc)) from exc
@@ -109,17 +112,20 @@ class Reconciler:
             return await self._unreadable(raw, str(exc))
         job, spec = made.job, made.spec
         going = job.metadata.deletion_timestamp is not None
-        problems = made.problems or (() if going else await self._dry_run(job, spec))
-        wanted = None if problems else made.wanted
         try:
+            problems = made.problems or (() if going else await self._dry_run(job, spec))
+            wanted = None if problems else made.wanted
             read = await self.observer.read(raw)
             observed = await self.observer.look(
                 raw, read, status_port=spec.status_port, capacity_for=made.template
             )
         except Forbidden as exc:
-            await self._cannot_look(raw, job, spec, missing_right(exc) or exc.sentence)
+            right = (Reason.RIGHT_MISSING, missing_right(exc) or exc.sentence)
+            await self._cannot_look(raw, job, spec, right)
             raise TryLater(str(exc)) from exc
         except Unavailable as exc:
+            if (why := self.failures.said_of(key, exc)) is not None:
+                await self._cannot_look(raw, job, spec, why)
             raise TryLater(str(exc)) from exc
         if self.first_look is not None and not problems and not going:
             look = self.first_look.of(job, spec)
@@ -206,7 +212,7 @@ class Reconciler:
         return True
 
     async def _dry_run(self, job: ResumableTrainingJob, spec: EffectiveSpec) -> tuple[str, ...]:
-        """What the API server has against a placement of this spec. Raises TryLater, but not for a job that runs."""
+        """What the API server has against a placement of this spec. Raises Unavailable, but not for a job that runs."""
         digest, placement = spec_digest(job), job.status.placement
         if not needed(job, digest):
             return ()
@@ -216,7 +222,7 @@ class Reconciler:
             problem = await self.dry_run.problem(job.metadata.uid, digest, body)
         except Unavailable as exc:
             if placement is None or placement.released:
-                raise TryLater(str(exc)) from exc
+                raise
             log.info("%s/%s: no dry run now: %s", spec.namespace, spec.name, exc)
             return ()
         return (problem,) if problem else ()
@@ -237,7 +243,10 @@ class Reconciler:
             await self._say(subject, view, trouble_of(exc), decision)
             raise TryLater(str(exc)) from exc
         except (Unavailable, NotFound, AlreadyExists) as exc:
+            if (why := self.failures.said_of(_key(subject), exc)) is not None:
+                await self._say(subject, view, Trouble(*why), decision)
             raise TryLater(str(exc)) from exc
+        self.failures.over(_key(subject))
         await self.events.post(subject.raw, (*decision.events, *done))
         if any(isinstance(a, FenceAndPublish) for a in decision.actions):
             return 0.0
@@ -268,19 +277,18 @@ class Reconciler:
         self.memory.told(_key(subject), await self.applier.write_status(status, subject))
 
     async def _cannot_look(
-        self, raw: Object, job: ResumableTrainingJob, spec: EffectiveSpec, sentence: str
+        self, raw: Object, job: ResumableTrainingJob, spec: EffectiveSpec, why: tuple[Reason, str]
     ) -> None:
-        """A right to read is missing: said, once. Failing to say it loses nothing."""
-        status, event = cannot_look(job, datetime.fromtimestamp(self.now(), UTC), sentence)
+        """Nothing can be decided, since something cannot be read or tried out: said, once. Failing to say it loses
+        nothing."""
+        status, event = cannot_look(job, datetime.fromtimestamp(self.now(), UTC), *why)
         await self.events.post(raw, (event,))
         if status == job.status:
             return
         try:
             await self._tell(status, Subject(raw, job, spec, status, Observed()))
         except KubeError as exc:
-            log.warning(
-                "%s/%s: %s (and it is not in the status: %s)", spec.namespace, spec.name, sentence, exc
-            )
+            log.warning("%s/%s: %s (and it is not in the status: %s)", spec.namespace, spec.name, why[1], exc)
 
     async def _unreadable(self, raw: Object, sentence: str) -> float:
         """An object stored under another schema: say it where there is a place, touch nothing."""

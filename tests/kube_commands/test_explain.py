@@ -48,6 +48,21 @@ def test_the_tables_speak_of_reasons_that_exist() -> None:
     assert set(ADVICE) <= {reason.value for reason in Reason}
 
 
+@pytest.mark.parametrize(
+    ("reason", "then"),
+    [
+        ("WebhookFailing", "It is tried again by itself"),
+        ("ApiServerFailing", "It is tried again by itself"),
+        ("OperatorFailing", "The operator tries again within a minute"),
+    ],
+)
+def test_what_is_no_matter_of_the_job_says_that_it_is_tried_again(reason: str, then: str) -> None:
+    said = why(told("Pending", reason, "what is in the way"))
+    assert said.now[0] == "The job is Pending: what is in the way"
+    assert said.next[0].startswith(then)
+    assert said.you_can
+
+
 def test_a_backoff_names_the_moment_and_the_budget_that_is_left() -> None:
     raw = told(
         "Recovering", "BackingOff", retryAt=at(12),

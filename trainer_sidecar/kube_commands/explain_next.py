@@ -217,6 +217,10 @@ def _pods_again(_: Case) -> str:
     return "It is tried again by itself; when all pods run, the operator starts the attempt."
 
 
+def _operator_again(_: Case) -> str:
+    return "The operator tries again within a minute, each time; ranks that train are not touched by this."
+
+
 def _unschedulable(case: Case) -> str:
     return " ".join(["When the scheduler finds room for all pods, the attempt begins.", *_shrinks(case)])
 
@@ -228,6 +232,9 @@ _BY_REASON: dict[Reason, Callable[[Case], str]] = {
     Reason.CONTAINER_START_FAILED: _pods_again,
     Reason.POD_REFUSED: _pods_again,
     Reason.QUOTA_EXCEEDED: _pods_again,
+    Reason.WEBHOOK_FAILING: _pods_again,
+    Reason.API_SERVER_FAILING: _pods_again,
+    Reason.OPERATOR_FAILING: _operator_again,
     Reason.STORE_UNAVAILABLE: _store_again,
     Reason.STORE_ACCESS_DENIED: _store_again,
     Reason.CLOCK_SKEWED: _store_again,

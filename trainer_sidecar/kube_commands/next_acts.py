@@ -46,6 +46,14 @@ ADVICE: dict[str, tuple[str, ...]] = {
     Reason.IMAGE_PULL_FAILED: (f"{_EDIT}: name and pull secret of the image",),
     Reason.CONTAINER_START_FAILED: (f"{_EDIT}: the command, Secrets and mounts that are named",),
     Reason.POD_REFUSED: (f"{_EDIT}: what the refusal names",),
+    Reason.WEBHOOK_FAILING: (
+        "kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations, and whether the pods behind the "
+        "one that is named run",
+    ),
+    Reason.API_SERVER_FAILING: ("kubectl get --raw /readyz?verbose",),
+    Reason.OPERATOR_FAILING: (
+        "kubectl logs -n NAMESPACE deploy/OPERATOR, and report the traceback of this job that is there",
+    ),
     Reason.QUOTA_EXCEEDED: ("kubectl describe quota", "kubectl scale rtj/{name} --replicas=N"),
     Reason.STORE_UNAVAILABLE: ("rtj store probe --store URL, from a machine that should reach it",),
     Reason.STORE_ACCESS_DENIED: (

@@ -32,11 +32,23 @@ REFUSALS = frozenset(
         Reason.TEMPLATE_REFUSED,
         Reason.POD_REFUSED,
         Reason.RIGHT_MISSING,
+        Reason.WEBHOOK_FAILING,
+        Reason.API_SERVER_FAILING,
     }
 )
 """Reasons of refused actions that are tried again."""
-_NO_STORE = frozenset({Reason.RIGHT_MISSING, Reason.TEMPLATE_REFUSED, Reason.POD_REFUSED})
+_NO_STORE = frozenset(
+    {
+        Reason.RIGHT_MISSING,
+        Reason.TEMPLATE_REFUSED,
+        Reason.POD_REFUSED,
+        Reason.WEBHOOK_FAILING,
+        Reason.API_SERVER_FAILING,
+    }
+)
 """Refusals by the API server."""
+_ADVISED = frozenset({Reason.WEBHOOK_FAILING, Reason.API_SERVER_FAILING})
+"""Their sentences say themselves what follows."""
 _OF_ITS_OWN = frozenset(
     {
         Phase.RUNNING,
@@ -68,7 +80,7 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     message = (
         f"{trouble.message}. Nothing more is started until the spec changes"
         if trouble.final
-        else with_advice(trouble.message, "" if trouble.about else RETRIED)
+        else _with_what_follows(status, trouble)
     )
     if trouble.final or phase not in _OF_ITS_OWN:
         status = told(status, phase, trouble.reason, message)
@@ -85,6 +97,12 @@ def troubled(view: View, status: JobStatus, trouble: Trouble) -> tuple[JobStatus
     key = f"trouble/{trouble.about}{view.number}/{number}/{trouble.reason}"
     degraded = (trouble.reason.value, message)
     return with_conditions(view, status, degraded), Event(event_reason, message[:1000], key, warning=True)
+
+
+def _with_what_follows(status: JobStatus, trouble: Trouble) -> str:
+    if trouble.reason in _ADVISED:
+        return _as_said(status, trouble.reason, trouble.message)
+    return with_advice(trouble.message, "" if trouble.about else RETRIED)
 
 
 def refused_so_far(status: JobStatus) -> tuple[str, str] | None:
@@ -108,14 +126,35 @@ def still_said(before: JobStatus, status: JobStatus) -> JobStatus:
     return status.model_copy(update={"reason": before.reason, "message": before.message})
 
 
-def cannot_look(job: ResumableTrainingJob, now: datetime, sentence: str) -> tuple[JobStatus, Event]:
-    """The status of a job of which not everything may be read: as it was, with the right that is missing."""
+def cannot_look(
+    job: ResumableTrainingJob, now: datetime, reason: Reason, sentence: str
+) -> tuple[JobStatus, Event]:
+    """The status of a job about which nothing can be decided now: as it was, with what is in the way. One that waits,
+    or has no status yet, says that in its own sentence, too."""
     status, meta = job.status, job.metadata
-    verdict = Verdict(ConditionType.DEGRADED, True, Reason.RIGHT_MISSING, sentence)
+    sentence = _as_said(status, reason, sentence)
+    verdict = Verdict(ConditionType.DEGRADED, True, reason, sentence)
     found = set_conditions(status.conditions, (verdict,), generation=meta.generation, now=now)
-    key = f"right/{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
+    word = "right" if reason is Reason.RIGHT_MISSING else reason.value
+    key = f"{word}/{hashlib.sha256(_steady(sentence).encode()).hexdigest()[:16]}"
     event = Event(EventReason.WAITING, sentence[:1000], key, warning=True)
+    if status.phase in (None, Phase.PENDING):
+        status = told(status, Phase.PENDING, reason, sentence)
     return status.model_copy(update={"conditions": found}), event
+
+
+def _steady(sentence: str) -> str:
+    """Without numbers: source ports and request ids differ each time, and are no other trouble."""
+    return "".join(c for c in sentence if not c.isdigit())
+
+
+def _as_said(status: JobStatus, reason: Reason, sentence: str) -> str:
+    """The sentence as it stands in the condition already, when it differs in numbers only: no write for these."""
+    said = find(status.conditions, ConditionType.DEGRADED)
+    same = said is not None and said.status == "True" and said.reason == reason
+    return (
+        said.message if said is not None and same and _steady(said.message) == _steady(sentence) else sentence
+    )
 
 
 def unreadable(status: JsonObject, generation: int, now: datetime, sentence: str) -> JsonObject:
