@@ -84,6 +84,7 @@ def main():
         weight_decay=0.1,
         logging_steps=1,
         eval_strategy="epoch",
+        eval_on_start=True,
         save_strategy="steps",
         metric_for_best_model="loss",
         include_num_input_tokens_seen="non_padding",

@@ -163,6 +163,8 @@ class Resumable:
             )
         )
         trl.check_start(self)
+        if self._memory.found:  # the attempt that began evaluated these weights, which callbacks have judged
+            self.args.eval_on_start = False
         self.state.global_step = self._globalstep_last_logged = self._initial_global_step = self.session.step
         whole = self.state.max_steps * self._global_batch
         self.state.num_train_epochs = math.ceil(whole / (self._samples or whole))

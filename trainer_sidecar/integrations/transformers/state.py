@@ -29,6 +29,8 @@ class TrainerMemory:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._at_start: dict[str, Any] | None = None
+        self.found = False
+        """Whether a resume brought something; imported weights bring nothing."""
 
     def window_begins(self) -> None:
         """Before a window's first micro batch: keep what an order that cuts the window has to save."""
@@ -57,7 +59,7 @@ class TrainerMemory:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Callbacks are matched by class and order; one that the script has no more is passed over. Their tensors come
         back on the CPU."""
-        state = self._trainer.state
+        state, self.found = self._trainer.state, True
         for name in (*_KEPT, "total_flos", "log_history"):
             setattr(state, name, saved[name])
         if saved.get("num_tokens") is not None:
