@@ -9,7 +9,8 @@ repeated here and held equal by a test.
 
 The guard stands between torchrun and each rank because torchrun polls, reports one exit code for all and hides signals:
 it tells the launcher at once which rank ended how, keeps the end of that rank's stderr, and lets a good outcome file
-beat a bad exit code (datapath T22). A spare torchrun that has already imported torch waits for the next plan.
+beat the crash of an interpreter that is being torn down (datapath T22); a script that fails after its training has
+failed. A spare torchrun that has already imported torch waits for the next plan.
 
 Exit codes: 0 Finished, 1 Failed or no plan in time, 2 usage, 78 ResumeRefused, 143 Fenced, SavedAndStopped, Stopped.
 Log lines are JSON on stderr with a key `rtj`. On exit the outcome is in the termination message.
@@ -40,6 +41,8 @@ EXIT_CODES = {
     "Stopped": 143,
 }
 GOOD = ("SavedAndStopped", "Stopped", "Finished")
+EXIT_UNFLUSHED = 120
+"""Python's own exit code when the script ended well and its output could not be flushed any more."""
 RUN_OF = {"namespace": "RTJ_NAMESPACE", "runId": "RTJ_RUN_ID"}
 """Names in the plan, and the variables that say which run this pod belongs to; one that is not set is not compared."""
 PLAN_FIELDS = {
@@ -174,6 +177,21 @@ def left_session(outcomes: str, rank: int) -> bool:
     """Whether a rank has opened its Session and has left no outcome: however it ended, it has not finished."""
     path = rank_file(outcomes, rank)
     return os.path.exists(f"{os.path.splitext(path)[0]}.open") and not os.path.exists(path)
+
+
+def ended_well(outcomes: str, rank: int, code: int, kind: str | None) -> bool:
+    """Whether a rank that wrote an outcome of that kind, or none, and ended with `code` has done all it should.
+
+    A finished training is followed by the rest of the script, as an export: a rank that is killed in it, or that ends
+    it with an error, has failed. One that crashes with its script behind it (the library says so by a file) has not.
+    One that has stopped on order was to end anyway: the next attempt does the rest.
+    """
+    if code == 0:
+        return not left_session(outcomes, rank)
+    if kind == "Finished":
+        done = os.path.exists(f"{os.path.splitext(rank_file(outcomes, rank))[0]}.ended")
+        return done and (code < 0 or code == EXIT_UNFLUSHED)
+    return kind in GOOD
 
 
 # ---------------------------------------------------------------------------------------------------- processes
@@ -349,12 +367,11 @@ def guard_rank(command: list[str]) -> NoReturn:
     pid, stderr = start_rank(command)
     reports.send({**report, "pid": pid})
     code, tail = follow_rank(pid, stderr, wakeup)
-    outcome = read_json(rank_file(os.environ["RTJ_OUTCOME_DIR"], rank)) or {}
-    early = code == 0 and left_session(os.environ["RTJ_OUTCOME_DIR"], rank)
-    well = not early and (code == 0 or outcome.get("kind") in GOOD)
+    outcomes = os.environ["RTJ_OUTCOME_DIR"]
+    well = ended_well(outcomes, rank, code, (read_json(rank_file(outcomes, rank)) or {}).get("kind"))
     error = (
         EARLY
-        if early
+        if code == 0 and not well
         else elastic_error(os.environ.get("TORCHELASTIC_ERROR_FILE", "")) or tail.decode(errors="replace")
     )
     reports.send(
@@ -382,7 +399,9 @@ def elastic_error(path: str) -> str:
 
 def first_failure(deaths: dict[int, dict[str, Any]], files: dict[int, dict[str, Any]]) -> int | None:
     """First rank to fail, by its outcome file's time, else its death's; a signal that no peer causes goes first."""
-    when = {r: files[r]["written"] if r in files else d["ended"] for r, d in deaths.items() if not d["well"]}
+    bad = {r: d for r, d in deaths.items() if not d["well"]}
+    told = {r for r in bad if r in files and not after_training(files[r], bad[r])}
+    when = {r: files[r]["written"] if r in told else d["ended"] for r, d in bad.items()}
     when.update({r: f["written"] for r, f in files.items() if f.get("kind") == "Failed"})
     if not when:
         return None
@@ -417,9 +436,12 @@ def merge_outcome(
     kinds = {rank: str(file.get("kind")) for rank, file in files.items()}
     for rank, death in deaths.items():
         kinds.setdefault(rank, "Finished" if death["well"] else "Failed")
+        if after_training(files.get(rank, {}), death):
+            kinds[rank] = "Failed"
     words = [*kinds.values(), killed_as]
     local = plan["topology"]["ranksPerNode"]
-    if not killed_as and len(kinds) < local and all(kind in GOOD for kind in kinds.values()):
+    untold = len(kinds) < local or any(k == "Finished" and r not in deaths for r, k in kinds.items())
+    if not killed_as and untold and all(kind in GOOD for kind in kinds.values()):
         words.append("Failed")
     kind = next((k for k in MERGE_ORDER if k in words), "Failed")
     file = next((files[r] for r in sorted(files) if kinds[r] == kind), {})
@@ -440,11 +462,20 @@ def merge_outcome(
             failure = outcome["failure"] = describe_failure(
                 first, deaths.get(first, {}), files.get(first, {})
             )
-            outcome["message"] = files.get(first, {}).get("message") or failure_sentence(failure)
+            told = files.get(first, {}).get("message")
+            if after_training(files.get(first, {}), deaths.get(first, {})):
+                outcome["message"] = failure_sentence(failure, f" after its training ({told})")
+            else:
+                outcome["message"] = told or failure_sentence(failure)
     return outcome
 
 
-def failure_sentence(failure: dict[str, Any]) -> str:
+def after_training(file: dict[str, Any], death: dict[str, Any]) -> bool:
+    """Whether a rank's training had finished when it failed: the rest of its script is undone, as an export."""
+    return file.get("kind") == "Finished" and not death.get("well", True)
+
+
+def failure_sentence(failure: dict[str, Any], when: str = "") -> str:
     """One line for people."""
     how = (
         f"was killed by {failure['signal']}"
@@ -453,7 +484,7 @@ def failure_sentence(failure: dict[str, Any]) -> str:
     )
     lines = [line for line in str(failure.get("error", "")).splitlines() if line.strip()]
     told = lines and "signal" not in failure  # what a killed rank wrote last was not about its end
-    return f"rank {failure['rank']} {how}" + (f": {lines[-1].strip()}" if told else "")
+    return f"rank {failure['rank']} {how}{when}" + (f": {lines[-1].strip()}" if told else "")
 
 
 def bounded_json(outcome: dict[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
@@ -771,7 +802,7 @@ class Launcher:
         self._drain_stderr()
         error = self.tail.decode(errors="replace")
         code = generation.torchrun.returncode
-        launcher_error = f"torchrun exited with code {code} and no rank reported its end: {error}"
+        launcher_error = f"torchrun exited with code {code} and not every rank reported its end: {error}"
         outcome = merge_outcome(
             generation.plan,
             generation.deaths,

@@ -315,9 +315,14 @@ def _disruption(pod: PodView) -> Cause:
 
 
 def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: float) -> End | None:
-    """Ranks ended but every pod is there. Only when all sidecars answer: else a pod may be going as well."""
-    answers = [(p, p.status) for p in pods if p.status is not None]
-    if len(answers) < size or not all(p.up for p in pods):
+    """Ranks ended but every pod is there. Only when all sidecars answer: else a pod may be going as well.
+
+    A pod that has finished and left does not answer: its peers may still run the rest of their script, and fail in it.
+    """
+    left = {p.index for p in pods if p.trainer_end is not None and _ended_well(p, epoch)}
+    staying = [p for p in pods if p.index not in left]
+    answers = [(p, p.status) for p in staying if p.status is not None]
+    if len(answers) + len(left) < size or not all(p.up for p in staying):
         return None
     # Its peers may have ended for that. How the container did its kubelet says within a second, if it lives.
     if ending := [p for p, s in answers if s.launcher_gone]:
@@ -327,13 +332,15 @@ def _processes_ended(pods: Sequence[PodView], size: int, epoch: int, began: floa
     ]
     failed = [(p, o) for p, o in ended if o.kind is OutcomeKind.FAILED]
     if failed:
-        end = _first_failure(failed, began)
-        joined = any(s.ranks or s.phases.rendezvous for _, s in answers)
+        end = replace(_first_failure(failed, began), in_place=not left)
+        joined = left or any(s.ranks or s.phases.rendezvous for _, s in answers)
         return end if joined or end.exit_code != _EXIT_USAGE else _usage_error(end)
     fenced = next((p for p, o in ended if o.kind is OutcomeKind.FENCED), None)
     asking = fenced or next((p for p, s in answers if s.wants_plan and s.epoch == epoch), None)
     if asking is not None:
-        return End(Cause.OPERATOR, FENCED, f"pod {asking.name}: a later attempt stands in the journal", True)
+        return End(
+            Cause.OPERATOR, FENCED, f"pod {asking.name}: a later attempt stands in the journal", not left
+        )
     return None
 
 

@@ -121,6 +121,40 @@ def test_a_rank_that_vanished_is_a_failure_even_when_the_others_finished() -> No
     assert (merged.kind, merged.message) == (OutcomeKind.FAILED, "torchrun exited with code -9")
 
 
+@pytest.mark.parametrize(
+    ("code", "kind", "files", "well"),
+    [
+        (0, None, [], True),
+        (0, None, ["open"], False),  # left inside its session
+        (0, "Finished", ["open", "json"], True),  # os._exit(0) is how scripts leave NCCL's teardown out
+        (-9, "Finished", ["open", "json"], False),  # the OOM killer, while the model is exported
+        (-6, "Finished", ["open", "json", "ended"], True),  # the teardown of CUDA or NCCL (T22)
+        (120, "Finished", ["open", "json", "ended"], True),
+        (9, "Finished", ["open", "json", "ended"], False),  # sys.exit(9)
+        (-9, "SavedAndStopped", ["open", "json"], True),  # the grace period is over
+        (1, "Failed", ["open", "json"], False),
+        (1, None, [], False),
+    ],
+)
+def test_a_finished_training_is_followed_by_the_rest_of_the_script(
+    tmp_path: Path, code: int, kind: str | None, files: list[str], well: bool
+) -> None:
+    for suffix in files:
+        (tmp_path / f"rank-00002.{suffix}").touch()
+    assert launch.ended_well(str(tmp_path), 2, code, kind) is well
+
+
+def test_a_rank_that_fails_after_its_training_is_blamed_when_it_did_and_not_when_it_finished() -> None:
+    files = {rank: file("Finished", 10.0, step=8, message="step 8 is committed") for rank in range(3)}
+    merged = merge({0: death(1, 70.1, "reset by peer"), 1: death(0, 10.1), 2: death(-9, 70.0)}, files)
+    assert (merged.kind, merged.step) == (OutcomeKind.FAILED, 8)
+    assert merged.message == "rank 2 was killed by SIGKILL after its training (step 8 is committed)"
+    assert merge({rank: death(-6, well=True) for rank in range(3)}, files).kind == OutcomeKind.FINISHED
+    lost = merge({0: death(0)}, files, launcher_error="torchrun exited with code -9")
+    assert (lost.kind, lost.message) == (OutcomeKind.FAILED, "torchrun exited with code -9")
+    assert merge({0: death(0)}, files, killed_as="Stopped").kind == OutcomeKind.STOPPED
+
+
 def test_an_outcome_fits_the_termination_message_whatever_the_error_is() -> None:
     outcome = launch.merge_outcome(PLAN, {0: death(1, error="ü" * 5000 + "the end")}, {})
     outcome["message"] = "é" * 9000

@@ -102,7 +102,8 @@ def install_launcher_for(root: Path) -> bool:
 
 
 def test_outcomes_of_ranks_beat_exit_codes_and_only_finished_ends_the_launcher(start_pod: Any) -> None:
-    pod = start_pod(modes={1: "raise", 3: "library error", 5: "refuse", 7: "leave", 9: "finish"})
+    modes = {1: "raise", 3: "library error", 5: "refuse", 7: "leave", 9: "export", 11: "finish"}
+    pod = start_pod(modes=modes)
     pod.publish(1)
     outcome = pod.outcome(1)
     assert outcome["kind"] == "Failed"
@@ -131,10 +132,18 @@ def test_outcomes_of_ranks_beat_exit_codes_and_only_finished_ends_the_launcher(s
     assert "ended inside its Session" in outcome["message"], "exit code 0 alone finishes no training"
 
     pod.publish(9)
+    outcome = pod.outcome(9)
+    assert (outcome["kind"], outcome["step"], outcome["failure"]["exitCode"]) == ("Failed", 20, 1)
+    assert outcome["message"] == (
+        "rank 0 exited with code 1 after its training (step 20 is committed): OSError: no space for the model"
+    )
+
+    pod.publish(11)
     assert pod.wait(60) == 0
-    assert pod.outcome(9)["kind"] == "Finished"
+    assert pod.outcome(11)["kind"] == "Finished"
     assert json.loads(pod.termination.read_text())["step"] == 20
-    assert "rank 0 of epoch 9 says hello" in pod.text()
+    (crashed,) = [e for e in pod.events("rank ended") if e["epoch"] == 11 and e["rank"] == 0]
+    assert (crashed["code"], crashed["well"]) == (-signal.SIGABRT, True)
 
 
 def test_sigterm_saves_then_exits_143_without_reaching_torchrun(start_pod: Any) -> None:

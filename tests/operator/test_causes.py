@@ -159,6 +159,22 @@ def test_the_first_failing_ranks_traceback_is_in_the_status_and_in_the_event() -
     assert len(event.message) <= 1024
 
 
+def test_a_rank_that_fails_in_its_export_when_a_peers_pod_has_finished_and_left_gets_a_new_placement() -> (
+    None
+):
+    first, second = failing("OSError: no space for the model")
+    done = Outcome(epoch=EPOCH, attempt=1, kind=OutcomeKind.FINISHED, step=8)
+    first = replace(first, phase="Succeeded", trainer_end=ContainerEnd(0, outcome=done), status=None)
+    first = replace(first, sidecar_running=False, trainer_running=False)
+    found = attempt_end((first, second), 2, EPOCH)
+    assert isinstance(found, End)
+    assert (found.cause, found.outcome, found.in_place) == (Cause.RANK_FAILED, "Failed", False)
+    assert "OSError: no space for the model" in found.message
+    beside = attempt_end(failing(), 2, EPOCH)
+    assert isinstance(beside, End)
+    assert beside.in_place
+
+
 def test_control_characters_of_a_pod_never_reach_a_terminal() -> None:
     assert printable("a\x1b[2Jb\x00c\nd\u202ee") == "a [2Jb c\nd e"
     decision = after(failing("\x1b]0;owned\x07RuntimeError: \x1b[31mred"))

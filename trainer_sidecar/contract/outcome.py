@@ -1,7 +1,7 @@
 """How an attempt's processes ended in one pod: file, termination message, `/status` (operator.md O5, O8, O9).
 
 Ranks write `outcome/<epoch>/rank-<rank:05d>.json`; the launcher merges them into a pod outcome,
-`outcome/<epoch>/pod.json`, which beats every exit code (datapath T22).
+`outcome/<epoch>/pod.json`, which beats the exit code of a rank whose script had ended (datapath T22).
 The launcher is standard library only: it writes the same JSON by hand.
 """
 

@@ -1,8 +1,11 @@
-"""How this rank's attempt ended, for the launcher: the outcome file beats the exit code (datapath T22)."""
+"""How this rank's attempt ended, for the launcher: the outcome file beats the exit code of an interpreter that is torn
+down (datapath T22), and only that: what the script does after its training can fail too."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -24,7 +27,8 @@ class OutcomeFile:
     """`<outcome dir>/rank-<rank:05d>.json`, written by rename. The first outcome of a rank stands.
 
     `rank-<rank:05d>.open` stands from the start: a rank that then ends without an outcome, with whatever exit code, has
-    not finished.
+    not finished. `rank-<rank:05d>.ended` stands once a script whose training has finished has come to its own end
+    without an exception: what kills the rank then undoes nothing.
     """
 
     def __init__(self, folder: Path, plan: Plan, rank: int) -> None:
@@ -59,6 +63,13 @@ class OutcomeFile:
         )
         self._put(outcome.to_bytes())
         self.written = kind
+        if kind is OutcomeKind.FINISHED:
+            atexit.register(self._script_ended)
+
+    def _script_ended(self) -> None:
+        if os.getpid() == self._process and getattr(sys, "last_value", None) is None:
+            with suppress(FileNotFoundError):  # the folder is gone with the launcher, and nobody reads it
+                write_by_rename(self._path.with_suffix(".ended"), b"")
 
     def _put(self, data: bytes) -> None:
         """In the pages of the file that stands from the start: the volume may be full, and that be the very news."""
