@@ -139,3 +139,16 @@ def test_a_byte_that_is_not_as_it_was_written_ends_the_export_and_leaves_no_whol
     assert "nothing is exported" in said
     assert not (tmp_path / "out" / "rtj-export.json").exists()
     assert not list((tmp_path / "out").glob("*.safetensors"))
+
+    path.write_bytes(data[:-1])  # a copy that broke off, then one that was never made
+    said = export(newest.checkpoint_id, "--to", str(tmp_path / "short"), "--parallel", "1", code=1)
+    assert "rank-00000.distcp should be bytes" in said
+    path.write_bytes(data[:1000])
+    said = export(newest.checkpoint_id, "--to", str(tmp_path / "shorter"), code=1)
+    assert "found a shorter object" in said
+    assert "nothing is exported" in said
+    path.unlink()
+    said = export(newest.checkpoint_id, "--to", str(tmp_path / "missing"), "--format", "dcp", code=1)
+    assert "rank-00000.distcp should be bytes 0 to" in said
+    assert "found nothing; nothing is exported" in said
+    assert not (tmp_path / "missing" / "rtj-export.json").exists()

@@ -12,7 +12,7 @@ from typing import NoReturn
 from trainer_sidecar.contract.checkpoint import Index, ManifestFile, leaf_hashes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.store.base import Store
+from trainer_sidecar.store.base import NotFoundError, Store, TruncatedError
 from trainer_sidecar.store.deep import HashedFile, files_of, read_document, read_leaves
 from trainer_sidecar.store.verify import Problem, bad_checkpoint, read_manifest, seen_twice
 
@@ -110,11 +110,16 @@ class Source:
 
         def look() -> Problem | None:
             nonlocal data
-            data = self._store.get_range(file.key, first, piece.length)
+            wish = f"bytes {first} to {end} as their hash leaves say"
+            try:
+                data = self._store.get_range(file.key, first, piece.length)
+            except NotFoundError:
+                return Problem("missing", file.key, wish, "nothing")
+            except TruncatedError as exc:
+                return Problem("bytes", file.key, wish, f"a shorter object ({exc})")
             if leaf_hashes(data, size) == piece.leaves:
                 return None
             found = hashlib.sha256(data).hexdigest()
-            wish = f"bytes {first} to {end} as their hash leaves say"
             return Problem("bytes", file.key, wish, f"bytes with SHA-256 {found}")
 
         problem = seen_twice(look)
