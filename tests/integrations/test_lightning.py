@@ -348,6 +348,8 @@ REFUSED = {
     "mesh": "the mesh is dp1xtp2xpp1/zero3, and this integration knows data parallel only",
     "alone": "strategy SingleDeviceStrategy on 2 ranks would train as many models: use ddp",
     "bases": "Mine has no Lightning Trainer among its bases",
+    "memory": r'session={"extra": {"lightning": \.\.\.}}: that name is taken',
+    "steps": r'session={"total_steps": \.\.\.}: it is max_steps of Trainer; session= takes .*, accept, seed$',
     "behind": r"Trainer comes before Resumable, .*: write class Mine\(Resumable, Trainer\)",
     "path": r"fit\(ckpt_path='last'\): the run goes on from its newest commit",
     "manual": "automatic_optimization=False: .* Write the loop with a Session",

@@ -319,6 +319,8 @@ REFUSED = {
     "export": "checkpoint.last_save_in_hf True: use rtj export",
     "elsewhere": "checkpoint.initial_load_model_only False: a run begins at step 0",
     "alone": "a SessionDataLoader is read by ResumableTrainer only",
+    "memory": r'session={"extra": {"torchtitan": \.\.\.}}: that name is taken',
+    "steps": r'session={"total_steps": \.\.\.}: it is training.steps of the config; session= takes .*, accept$',
     "behind": r"Trainer comes before Resumable, .*: write class Mine\(Resumable, Trainer\)",
 }
 

@@ -143,6 +143,8 @@ CASES = {
     "alone": lambda: of_mesh(dp=2),
     "bases": lambda: type("Mine", (Resumable,), {})(),
     "behind": lambda: type("Mine", (pl.Trainer, Resumable), {}),
+    "memory": lambda: trainer(session={"extra": {"lightning": Net()}}),
+    "steps": lambda: trainer(session={"total_steps": 4}),
     "path": lambda: fit(ckpt_path="last"),
     "manual": lambda: fit(Manual()),
     "iterator": lambda: fit(Iterates()),

@@ -68,6 +68,14 @@ class Odd(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"handle": object()}}
 
 
+class Compares(ResumableTrainer):
+    """As DPO with sync_ref_model."""
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        self.ref_model, self.args.sync_ref_model = model(), True
+
+
 class EpochStop(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_epoch_stop = state.global_step == 2
@@ -77,8 +85,9 @@ def arguments(**options):
     return TrainingArguments(output_dir=str(OUT / "refused"), use_cpu=True, report_to=[], **options)
 
 
-def trainer(data=None, kind=ResumableTrainer, callbacks=None, **options):
+def trainer(data=None, kind=ResumableTrainer, callbacks=None, session=None, **options):
     return kind(
+        session=session,
         model=model(),
         args=arguments(**options),
         train_dataset=data or Rows(8),
@@ -130,6 +139,10 @@ CASES = {
     "bases": lambda: type("Mine", (Weighs, Resumable), {}),
     "alone": lambda: type("Mine", (Resumable,), {})(),
     "object": lambda: trainer(callbacks=[Odd()])._memory.state_dict(),
+    "memory": lambda: trainer(session={"extra": {"trainer": torch.nn.Linear(1, 1)}}),
+    "reference": lambda: trainer(kind=Compares, session={"extra": {"ref_model": torch.nn.Linear(1, 1)}}),
+    "seed": lambda: trainer(session={"seed": 4}),
+    "nonsense": lambda: trainer(session={"nonsense": 4}),
     "weighs": lambda: trainer(kind=Behind, max_steps=4).train(),
     "prepares": lambda: trainer(kind=BehindPrepared, max_steps=4).train(),
     "before": lambda: trainer(kind=Before, max_steps=4).train(),

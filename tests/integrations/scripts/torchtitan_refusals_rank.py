@@ -13,7 +13,7 @@ import torchtitan_on_cpu  # noqa: F401
 from my_config import any_mesh
 from torchtitan.trainer import Trainer
 
-from trainer_sidecar.integrations.torchtitan import Resumable, SessionDataLoader
+from trainer_sidecar.integrations.torchtitan import Resumable, ResumableTrainer, SessionDataLoader
 from trainer_sidecar.integrations.torchtitan.saves import TokensSeen
 from trainer_sidecar.train import environment
 
@@ -54,6 +54,11 @@ try:
     iter(loader)
 except TypeError as error:
     told["alone"] = str(error)
+for name, given in {"memory": {"extra": {"torchtitan": None}}, "steps": {"total_steps": 4}}.items():
+    try:
+        ResumableTrainer(any_mesh(), session=given)
+    except ValueError as error:
+        told[name] = str(error)
 try:
     type("Mine", (Trainer, Resumable), {})
 except TypeError as error:

@@ -21,6 +21,7 @@ from trainer_sidecar.integrations.bases import refuse_alone, refuse_behind
 from trainer_sidecar.integrations.lightning import settings
 from trainer_sidecar.integrations.lightning.bridge import Bridge
 from trainer_sidecar.integrations.lightning.loops import install
+from trainer_sidecar.integrations.options import refuse_extra, refuse_options
 from trainer_sidecar.train import Session, environment
 
 _FLAVOURS = ("lightning.pytorch", "pytorch_lightning")
@@ -70,6 +71,8 @@ class Resumable:
 
     def __init__(self, *, session: Mapping[str, Any] | None = None, **named: Any) -> None:
         library = _library(type(self))
+        refuse_options(session or {}, settings.SET_BY, settings.OPTIONS)
+        refuse_extra(session or {}, {"lightning"})
         env = environment.join(settings.device(named.get("accelerator", "auto")))
         settings.tell_version(library.__version__, env.rank)
         super().__init__(**settings.of_the_mesh(named, env, library))

@@ -34,6 +34,21 @@ _STRATEGIES = {
     "FSDPStrategy": "FSDP1 flattens parameters, so that their shards have no names: use ModelParallelStrategy (FSDP2)",
     "DeepSpeedStrategy": "the engine keeps its own state: keep its folder by FolderSession (docs/own-folder.md)",
 }
+OPTIONS = ("extra", "per_rank", "fingerprints", "accept", "seed")
+"""Arguments of `Session.from_env` that are the script's."""
+SET_BY = {
+    "model": "what fit() is given",
+    "optimizer": "of configure_optimizers",
+    "scheduler": "of configure_optimizers",
+    "scaler": "Lightning's (precision)",
+    "data": "of the train loader",
+    "collate": "of the train loader",
+    "drop_last": "of the train loader",
+    "total_steps": "max_steps of Trainer",
+    "epochs": "max_epochs of Trainer",
+    "device": "accelerator of Trainer",
+}
+"""The others, and where a script of Lightning's says them."""
 _TRIED = "2.6."
 _KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 _PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")

@@ -26,9 +26,10 @@ from torchtitan.tools import utils
 from torchtitan.trainer import Trainer
 
 from trainer_sidecar.integrations.bases import refuse_alone, refuse_behind
+from trainer_sidecar.integrations.options import refuse_extra, refuse_options
 from trainer_sidecar.integrations.torchtitan.data import Fed, SessionDataLoader, from_packed
 from trainer_sidecar.integrations.torchtitan.saves import SessionCheckpoints, TokensSeen
-from trainer_sidecar.integrations.torchtitan.settings import fingerprints_of, refuse, take_over
+from trainer_sidecar.integrations.torchtitan.settings import SET_BY, fingerprints_of, refuse, take_over
 from trainer_sidecar.train import OfRank0, Session, environment
 
 __all__ = ["Resumable", "ResumableTrainer", "SessionDataLoader", "from_packed", "resumable"]
@@ -72,6 +73,8 @@ class Resumable:
             enable=True, interval=interval, before=config.checkpoint, initial_load_model_only=False
         )
         self._options = dict(session or {})
+        refuse_options(self._options, SET_BY)
+        refuse_extra(self._options, {"torchtitan"})
         self.session: Session | None = None
         """Once `train` has begun."""
         self._grad_norm: Any = None

@@ -13,6 +13,17 @@ from trainer_sidecar.integrations.batch import tell_unused
 from trainer_sidecar.train import fingerprint
 
 log = logging.getLogger("rtj.train")
+SET_BY = {
+    "model": "of the config's model",
+    "optimizer": "the config's optimizer",
+    "scheduler": "the config's lr_scheduler",
+    "data": "the config's dataloader",
+    "collate": "the config's dataloader",
+    "total_steps": "training.steps of the config",
+    "epochs": "training.steps of the config",
+    "seed": "debug.seed of the config",
+}
+"""Arguments of `Session.from_env`, and where a config says them."""
 _PARTS = ("training", "optimizer", "lr_scheduler", "loss", "dataloader")
 _NOT_TOLD = (
     "sharding_config",

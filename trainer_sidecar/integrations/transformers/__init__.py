@@ -20,10 +20,11 @@ from transformers.trainer_callback import DefaultFlowCallback
 
 from trainer_sidecar.integrations.accelerate import bare, refuse_unfit, uncompiled
 from trainer_sidecar.integrations.bases import refuse_alone, refuse_behind
+from trainer_sidecar.integrations.options import refuse_extra, refuse_options
 from trainer_sidecar.integrations.transformers import trl
 from trainer_sidecar.integrations.transformers.data import Windows, feed_of, refuse_override
 from trainer_sidecar.integrations.transformers.loop import LoopCallback
-from trainer_sidecar.integrations.transformers.settings import fingerprints_of, refuse, take_over
+from trainer_sidecar.integrations.transformers.settings import SET_BY, fingerprints_of, refuse, take_over
 from trainer_sidecar.integrations.transformers.state import TrainerMemory
 from trainer_sidecar.train import OfRank0, Session, environment
 
@@ -65,6 +66,7 @@ class Resumable:
         take_over(args, self._plan)
         trl.warn_of_losses(args)
         self._options = dict(session or {})
+        refuse_options(self._options, SET_BY)
         self.session: Session | None = None
         """Once `train` has begun."""
         self._feed: dict[str, Any] = {}
@@ -75,6 +77,7 @@ class Resumable:
         self._memory = TrainerMemory(self)
         self._ends = contextlib.ExitStack()
         super().__init__(*given, **named)
+        refuse_extra(self._options, {"trainer", *trl.moving_reference(self)})
         self.reference = trl.reference_of(self)
         """Digest of the model that it compares with; None without one."""
 

@@ -19,6 +19,20 @@ _FOLLOW_THE_MESH = (
     "per_device_eval_batch_size",
     "gradient_accumulation_steps",
 )
+SET_BY = {
+    "model": "Trainer's model",
+    "optimizer": "Trainer's optimizer (optim, or optimizers=)",
+    "scheduler": "Trainer's (lr_scheduler_type, or optimizers=)",
+    "scaler": "Accelerate's",
+    "data": "train_dataset",
+    "collate": "data_collator",
+    "drop_last": "dataloader_drop_last of the arguments",
+    "total_steps": "max_steps of the arguments, or num_train_epochs",
+    "epochs": "num_train_epochs of the arguments, or max_steps",
+    "seed": "data_seed of the arguments, or seed",
+    "device": "use_cpu of the arguments",
+}
+"""Arguments of `Session.from_env`, and where a script of Trainer's says them."""
 _SHUFFLED = ("random", "none")
 
 
