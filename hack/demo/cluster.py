@@ -77,8 +77,14 @@ class Kubectl:
 
     def labels_of_namespace(self, name: str) -> dict[str, str] | None:
         """None: there is no such namespace."""
-        found = self.kubectl("get", "namespace", name, "--ignore-not-found", "-o", "json")
-        return dict(json.loads(found)["metadata"].get("labels") or {}) if found.strip() else None
+        found = self.namespace(name)
+        return None if found is None else dict(found["metadata"].get("labels") or {})
+
+    def namespace(self, name: str) -> dict[str, Any] | None:
+        """The namespace's object; None: there is no such namespace."""
+        text = self.kubectl("get", "namespace", name, "--ignore-not-found", "-o", "json")
+        found: dict[str, Any] | None = json.loads(text) if text.strip() else None
+        return found
 
     def may(self, verb: str, resource: str, *words: str) -> bool:
         """Whether the kubeconfig's user has a right. Raises DemoError when that cannot be asked."""

@@ -15,7 +15,7 @@ from hack.demo.own_settings import OwnSettings
 from hack.demo.place import Place
 from hack.demo.proofs import Evidence
 from hack.demo.scenario import Scenario, Told
-from hack.demo.settings import JOB, DemoError, Settings, new_tag
+from hack.demo.settings import JOB, DemoError, LostError, Settings, new_tag
 from hack.demo.timeline import Timeline, table
 from hack.demo.watch import Seen
 from trainer_sidecar.audit.proof import Proof
@@ -47,8 +47,8 @@ def _demo(settings: Settings, console: Console, place: Place) -> int:
         scenario, told, seen = _play(settings, console, place)
         run = place.evidence()
         return _conclude(settings, console, place, scenario, told, seen, run, reference)
-    except DemoError:
-        if place.up:
+    except DemoError as error:
+        if place.up and not isinstance(error, LostError):
             diagnosis.collect(place, settings, console)
         raise
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import boto3
@@ -129,18 +129,27 @@ def overlay_values(settings: Settings) -> dict[str, str]:
 
 
 def remove_job(
-    cluster: Kubectl, settings: Settings, name: str = JOB, which: Sequence[str] = ("--all",)
+    cluster: Kubectl,
+    settings: Settings,
+    name: str = JOB,
+    which: Sequence[str] = ("--all",),
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Delete the job and its pods at once: nothing of it is needed any more, so no rank is given time to save.
 
     The grace of a pod cannot be shortened once it is being deleted, so the object goes first and alone. `which` selects
-    Jobs and pods.
+    Jobs and pods. `check` is called before each deletion, each of which may wait: it raises when things are another's.
     """
     where = ("-n", settings.namespace, "--ignore-not-found", "--timeout=60s")
-    cluster.kubectl("delete", "resumabletrainingjob", name, "--cascade=orphan", *where, timeout=90)
-    cluster.kubectl("delete", "pods", *which, "--grace-period=2", "--wait=false", *where, timeout=90)
-    cluster.kubectl("delete", "jobs", *which, *where, timeout=90)
-    cluster.kubectl("delete", "pods", *which, "--grace-period=2", *where, timeout=90)
+    pods = ("pods", *which, "--grace-period=2")
+    for words in (
+        ("resumabletrainingjob", name, "--cascade=orphan"),
+        (*pods, "--wait=false"),
+        ("jobs", *which),
+        pods,
+    ):
+        check()
+        cluster.kubectl("delete", *words, *where, timeout=90)
 
 
 def operator_node(cluster: Cluster) -> str:

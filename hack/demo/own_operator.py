@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,9 +108,11 @@ def check_installable(settings: OwnSettings, found: Found) -> None:
         )
 
 
-def install(cluster: Kubectl, settings: OwnSettings, found: Found) -> None:
+def install(
+    cluster: Kubectl, settings: OwnSettings, found: Found, check: Callable[[], None] = lambda: None
+) -> None:
     """`helm install` for the demo's namespace alone, and wait until it is ready. Raises DemoError, at once for an image
-    that cannot be pulled."""
+    that cannot be pulled; `check` raises when the namespace is another's by now."""
     values: dict[str, Any] = {
         "image": image_value(settings.operator_image),
         "sidecarImage": image_value(settings.sidecar_image),
@@ -117,11 +120,12 @@ def install(cluster: Kubectl, settings: OwnSettings, found: Found) -> None:
         "namespaces": [settings.namespace],
         "crds": {"install": not found.definitions},
     }
+    check()
     cluster.helm(
         "upgrade", "--install", RELEASE, str(CHART), "--namespace", settings.namespace,
         "--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in values.items()),
     )  # fmt: skip
-    _wait_until_ready(cluster, settings)
+    _wait_until_ready(cluster, settings, check)
 
 
 def image_value(name: str) -> dict[str, str]:
@@ -137,10 +141,11 @@ def image_value(name: str) -> dict[str, str]:
     }
 
 
-def _wait_until_ready(cluster: Kubectl, settings: OwnSettings) -> None:
+def _wait_until_ready(cluster: Kubectl, settings: OwnSettings, check: Callable[[], None]) -> None:
     deadline = time.monotonic() + READY_SECONDS
     where = ("-n", settings.namespace, "-l", f"app.kubernetes.io/instance={RELEASE}")
     while True:
+        check()
         pods = [p for p in cluster.get("pods", *where)["items"] if "deletionTimestamp" not in p["metadata"]]
         if pods and all(map(_is_ready, pods)):
             return

@@ -6,8 +6,10 @@ GPUs it trains in bfloat16, so that a run on this machine would have other losse
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +19,13 @@ from hack.demo.cluster import Kubectl, secret
 from hack.demo.console import Console
 from hack.demo.ledger_copy import fetch
 from hack.demo.own_checks import JOBS
+from hack.demo.own_claim import Claim
 from hack.demo.own_operator import Found
 from hack.demo.own_scenario import START_SECONDS, OwnScenario, taken_up
 from hack.demo.own_settings import NAMESPACE_LABEL, RELEASE, STORE_SECRET, OwnSettings
 from hack.demo.proofs import Evidence
 from hack.demo.scenario import COMPLETE_SECONDS, condition
-from hack.demo.settings import JOB, DemoError
+from hack.demo.settings import JOB, DemoError, LostError
 from hack.demo.watch import ApiServer, Watch
 from trainer_sidecar.contract import API_GROUP
 from trainer_sidecar.contract.keys import RunKeys
@@ -41,11 +44,12 @@ print(len(StandardLibrary()))
 class OwnPlace:
     """One namespace of the cluster, one prefix of the store."""
 
-    def __init__(self, settings: OwnSettings) -> None:
-        self.cluster = Kubectl(settings.context)
+    def __init__(self, settings: OwnSettings, cluster: Kubectl | None = None) -> None:
+        self.cluster = cluster or Kubectl(settings.context)
         self.operator_namespace = settings.namespace
         self.up = False
         self._settings = settings
+        self._claim = Claim(self.cluster, settings)
         self._found: Found | None = None
         self._store: Store | None = None
         self._samples = 0
@@ -84,12 +88,12 @@ class OwnPlace:
             self.operator_namespace = self._found.namespace
             console.say(f"operator: {self._found.operator} is there and is used as it is")
             return
-        own_operator.install(self.cluster, settings, self._found)
+        own_operator.install(self.cluster, settings, self._found, self._claim.check)
         console.say(f"operator: release {RELEASE} installed in namespace {settings.namespace}, ready")
 
     def _train_control(self, console: Console) -> Evidence:
         name, settings = self._settings.control_name, self._settings
-        self._remove(name)
+        self._remove(name, self._claim.check)
         watch = self._watch(name, settings.out / "control-status.jsonl")
         self._apply(name)
         watch.start()
@@ -102,7 +106,7 @@ class OwnPlace:
         finally:
             watch.stop()
         evidence = self._evidence(name, settings.control / "ledger")
-        self._remove(name)
+        self._remove(name, self._claim.check)
         console.say(f"control run finished: {evidence.history.last_step} steps")
         return evidence
 
@@ -117,22 +121,25 @@ class OwnPlace:
 
     def apply_job(self) -> None:
         """A job that an earlier demo has left goes first."""
-        self._remove(JOB)
+        self._remove(JOB, self._claim.check)
         self._apply(JOB)
 
     def _apply(self, name: str) -> None:
+        self._claim.check()
         self.cluster.kubectl("apply", "-k", str(self._settings.job_overlay(name)))
+        self._claim.made(name)
 
     def watch(self, log: Path) -> Watch:
         """As the context's user."""
         return self._watch(JOB, log)
 
     def _watch(self, name: str, log: Path) -> Watch:
-        return Watch(ApiServer(None, self._settings.context), self._settings.namespace, name, log)
+        server = ApiServer(None, self._settings.context)
+        return Watch(server, self._settings.namespace, name, log, self._claim.lost)
 
     def scenario(self, watch: Watch, console: Console) -> OwnScenario:
         """Here nothing is done to nodes."""
-        return OwnScenario(self.cluster, watch, self._settings, console)
+        return OwnScenario(self.cluster, watch, self._settings, console, self._claim)
 
     def evidence(self) -> Evidence:
         """Journal and ledgers, both from the store."""
@@ -159,8 +166,9 @@ class OwnPlace:
 
     # ------------------------------------------------------------------------------------------------ cleaning up
 
-    def _remove(self, name: str) -> None:
-        installation.remove_job(self.cluster, self._settings, name, ("-l", f"{API_GROUP}/job={name}"))
+    def _remove(self, name: str, check: Callable[[], None]) -> None:
+        which = ("-l", f"{API_GROUP}/job={name}")
+        installation.remove_job(self.cluster, self._settings, name, which, check)
 
     def clean_up(self, console: Console) -> None:
         """Jobs, release, definitions, namespace, and the demo's prefix of the store."""
@@ -198,8 +206,9 @@ class OwnPlace:
         ]
 
     def _take_job(self, name: str) -> str:
-        if not self._others() and own_operator.definitions(self.cluster):
-            self._remove(name)
+        if own_operator.definitions(self.cluster):
+            with contextlib.suppress(LostError):
+                self._remove(name, self._claim.check_tag)
         return ""
 
     def _take_release(self) -> str:
@@ -221,7 +230,10 @@ class OwnPlace:
 
     def _take_objects(self) -> str:
         assert self._store is not None
-        return f"{empty(self._store)} objects deleted below {self._settings.store_url}"
+        said = f"{empty(self._store)} objects deleted below {self._settings.store_url}"
+        return (
+            f"{said}; its last job may write more there until that run removes it" if self._others() else said
+        )
 
     def _others(self) -> str | None:
         return own_checks.other_run(self.cluster, self._settings)

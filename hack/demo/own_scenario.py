@@ -17,10 +17,11 @@ from hack.demo.cluster import Kubectl
 from hack.demo.console import Console
 from hack.demo.faults import Fault
 from hack.demo.own_checks import JOBS
+from hack.demo.own_claim import Claim
 from hack.demo.own_settings import OwnSettings
 from hack.demo.proofs import Expected
 from hack.demo.scenario import NODE_LOSS_SECONDS, Scenario, Told
-from hack.demo.settings import EXAMPLE, JOB, DemoError
+from hack.demo.settings import EXAMPLE, JOB, DemoError, LostError
 from hack.demo.watch import Watch
 from rtj_operator.api import parse_job
 from rtj_operator.api.effective import OperatorDefaults, effective
@@ -45,9 +46,11 @@ class OwnScenario(Scenario):
     )
     through = "a killed rank, a deleted pod and two resizes"
 
-    def __init__(self, cluster: Kubectl, watch: Watch, settings: OwnSettings, console: Console) -> None:
+    def __init__(
+        self, cluster: Kubectl, watch: Watch, settings: OwnSettings, console: Console, claim: Claim
+    ) -> None:
         super().__init__(watch, settings, console)
-        self._cluster, self._namespace = cluster, settings.namespace
+        self._cluster, self._namespace, self._claim = cluster, settings.namespace, claim
         self.story = story(settings.ranks)
 
     def play(self) -> Told:
@@ -68,6 +71,7 @@ class OwnScenario(Scenario):
     def _kill(self, pod: dict[str, Any]) -> Fault:
         name = pod["metadata"]["name"]
         code = pod_code.signal_rank("KILL", None, SCRIPT)
+        self._claim.check()
         moment = time.time()
         said = self._cluster.kubectl(
             "exec", "-n", self._namespace, name, "-c", "trainer", "--", "python3", "-c", code
@@ -77,6 +81,7 @@ class OwnScenario(Scenario):
     def _delete_a_pod(self) -> Fault:
         self._between_saves()
         name = self._pod(1)["metadata"]["name"]
+        self._claim.check()
         moment = time.time()
         self._cluster.kubectl("delete", "pod", name, "-n", self._namespace, "--grace-period=0", "--force")
         fault = Fault("pod deleted", f"pod {name} deleted by force", moment, name)
@@ -85,8 +90,10 @@ class OwnScenario(Scenario):
         return fault
 
     def _resize(self, nodes: int, attempt: int) -> Fault:
+        self._claim.check()
         moment = time.time()
-        spec = json.dumps({"spec": {"nodes": nodes}})
+        # With another uid the API server refuses it.
+        spec = json.dumps({"metadata": {"uid": self._claim.uid(JOB)}, "spec": {"nodes": nodes}})
         self._cluster.kubectl("patch", JOBS, JOB, "-n", self._namespace, "--type=merge", "-p", spec)
         fault = Fault(f"resized to {nodes}", f"spec.nodes set to {nodes}", moment)
         self._console.say(f"{fault.sentence}, at step {self._watch.seen.step}")
@@ -122,6 +129,8 @@ def taken_up(watch: Watch, namespace: str) -> None:
     """Wait for an operator's first word. Raises DemoError when there is none."""
     try:
         watch.wait("word of an operator", TAKEN_UP_SECONDS, lambda seen: bool(seen.status))
+    except LostError:
+        raise
     except DemoError as error:
         raise DemoError(
             f"{error}. An operator that was installed for certain namespaces only (value `namespaces`) does not serve "

@@ -27,6 +27,10 @@ class DemoError(Exception):
     """The demo cannot go on; the message says what was expected, what was seen, and where to look."""
 
 
+class LostError(DemoError):
+    """What the demo worked on is another's by now, or gone: the message says whose. There is nothing to look at."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """One demo run."""

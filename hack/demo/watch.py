@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from urllib3.exceptions import HTTPError
 
 from hack.demo.pod_trouble import cannot_start, not_scheduled
-from hack.demo.settings import DemoError
+from hack.demo.settings import DemoError, LostError
 from trainer_sidecar.contract import API_GROUP, API_VERSION
 from trainer_sidecar.contract.report import ResumeReport
 from trainer_sidecar.contract.status import PhaseTimes, SidecarStatus
@@ -27,6 +27,8 @@ from trainer_sidecar.contract.volume import DEFAULT_STATUS_PORT
 
 POLL_SECONDS = 0.4
 JobObject = dict[str, Any]
+Lost = Callable[["ApiServer", str, JobObject], str]
+"""Why the job is not the one to follow any more; empty: it is."""
 
 
 @dataclass
@@ -113,8 +115,11 @@ class ApiServer:
 class Watch:
     """Polls in a thread of its own from `start` to `stop`."""
 
-    def __init__(self, server: ApiServer, namespace: str, name: str, log: Path) -> None:
-        self._server = server
+    def __init__(
+        self, server: ApiServer, namespace: str, name: str, log: Path, lost: Lost = lambda *_: ""
+    ) -> None:
+        """`lost` is asked each time, given server, name and job (empty: there is none)."""
+        self._server, self._ask_lost, self._lost = server, lost, ""
         self._namespace, self._name = namespace, name
         self._log = log.open("a")
         self._changed = threading.Condition()
@@ -134,10 +139,12 @@ class Watch:
 
     def wait(self, what: str, seconds: float, reached: Callable[[Seen], bool]) -> None:
         """Return once `reached` is true. Raises DemoError after `seconds`, and as soon as the job has failed, is
-        refused, or a pod of it cannot have its image."""
+        refused, or a pod of it cannot have its image; LostError as soon as the job is another's or gone."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not reached(self.seen):
+                if self._lost:
+                    raise LostError(self._lost)
                 if self.seen.phase in ("Failed", "Invalid"):
                     raise DemoError(f"waiting for {what}, the job is {self.seen.phase}: {self._where()}")
                 if stuck := next(filter(None, map(cannot_start, self.seen.pods)), ""):
@@ -161,11 +168,18 @@ class Watch:
     def _poll(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             try:
-                job, pods = self._get_job(), self._get_pods()
+                job = self._get_job()
+                lost = self._ask_lost(self._server, self._name, job)
+                pods = [] if lost else self._get_pods()
             except (client.ApiException, OSError, HTTPError) as error:
                 self._trouble = f"{type(error).__name__}: {str(error)[:300]}"
                 continue
             self._trouble = ""
+            if lost:  # nothing of what there is by now is the job's
+                with self._changed:
+                    self._lost = lost
+                    self._changed.notify_all()
+                return
             statuses = {p["metadata"]["name"]: s for p in pods if (s := self._get_status(p))}
             with self._changed:
                 self._take(job, pods, statuses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,21 @@ class PretendedCluster(Kubectl):
         """Name to labels."""
         self.objects: dict[str, list[str]] = {}
         """Resource to names of what there is of it."""
+        self.pods_ready = True
         self.refused: set[str] = set()
         """Beginnings of commands that fail."""
         self.rights_missing: set[tuple[str, str]] = set()
+        self.then: dict[str, Callable[[], object]] = {}
+        """What somebody else does once a command that begins so has run."""
 
     def kubectl(self, *words: str, timeout: float = 60, stdin: str | None = None) -> str:
+        said = self._kubectl(*words, timeout=timeout, stdin=stdin)
+        for start, act in self.then.items():
+            if self.commands[-1].startswith(start):
+                act()
+        return said
+
+    def _kubectl(self, *words: str, timeout: float, stdin: str | None) -> str:
         self._note("kubectl", words, timeout)
         if stdin is not None:
             sent = json.loads(stdin)
@@ -52,6 +62,8 @@ class PretendedCluster(Kubectl):
             self.namespaces[words[2]].update([words[3].split("=")])  # type: ignore[list-item]
         if words[:2] == ("delete", "resumabletrainingjob"):
             self.objects[JOBS] = [name for name in self.objects.get(JOBS, []) if name != words[2]]
+        if words[:2] == ("apply", "-k"):
+            self.objects.setdefault(JOBS, []).append(Path(words[2]).name)
         if words[:2] == ("delete", "customresourcedefinitions"):
             self.definitions = {k: v for k, v in self.definitions.items() if k not in words}
         return ""
@@ -90,9 +102,12 @@ class PretendedCluster(Kubectl):
             labels = self.namespaces.get(words[0])
             return "" if labels is None else json.dumps(_object(words[0], labels=labels))
         if resource == "pods":
-            ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+            ready = {"status": {"conditions": [{"type": "Ready", "status": str(self.pods_ready)}]}}
             return _listed([{**_object("operator"), **ready}])
-        return _listed([_object(name) for name in self.objects.get(resource, [])])
+        names = self.objects.get(resource, [])
+        if words and words[0] in names:
+            return json.dumps(_object(words[0], uid=f"uid-of-{words[0]}"))
+        return _listed([_object(name) for name in names])
 
     def _created(self, sent: dict[str, Any]) -> str:
         name = sent["metadata"]["name"]

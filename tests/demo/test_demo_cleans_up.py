@@ -31,8 +31,9 @@ def at_its_end(*more: str) -> tuple[OwnPlace, PretendedCluster, MemoryStore]:
     """A demo that has installed the operator and trained."""
     settings = parse([*NEEDED, *more], "t1")
     assert isinstance(settings, OwnSettings)
-    place, cluster, store = OwnPlace(settings), PretendedCluster(), MemoryStore("memory://demo-cleans-up")
-    place.cluster, place._found, place._store = cluster, Found(()), store
+    cluster, store = PretendedCluster(), MemoryStore("memory://demo-cleans-up")
+    place = OwnPlace(settings, cluster)
+    place._found, place._store = Found(()), store
     cluster.namespaces = {"rtj-demo": {"rtj-demo": "t1"}}
     cluster.definitions = dict.fromkeys(DEFINITIONS, OURS)
     cluster.deployments = [("rtj-demo", "rtj-demo")]
