@@ -70,7 +70,9 @@ COPY --from=build-sidecar /opt/rtj /opt/rtj
 COPY --from=build-sidecar /src/sbom /sbom
 COPY LICENSE /licenses/LICENSE
 USER 65532:65532
-ENTRYPOINT ["python3", "-m", "trainer_sidecar.sidecar"]
+# A process with the id 1 never gets a signal that it does not handle yet: a pod deleted while Python starts would keep its
+# GPUs for the whole grace period. What is blocked waits instead, and the sidecar takes it when it is up.
+ENTRYPOINT ["env", "--block-signal=TERM,INT", "python3", "-m", "trainer_sidecar.sidecar"]
 
 FROM runtime AS operator
 ARG VERSION

@@ -1,10 +1,16 @@
 """What a process imports before it does its work: a pod's start, and every command of a person, waits for that."""
 
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from sidecar_world import ROOT, eventually, free_port
 
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.sidecar.run import Run
@@ -69,3 +75,45 @@ def test_a_store_that_cannot_be_opened_ahead_is_opened_when_it_is_used() -> None
     run.open_ahead()
     assert refused.wait(30)
     assert isinstance(run.store(), MemoryStore)
+
+
+def test_a_termination_that_comes_while_python_starts_is_not_lost(tmp_path: Path) -> None:
+    """The first process of a container gets no signal that it does not handle yet: by the image's own entry point, in a
+    pid namespace of its own, the sidecar comes up, takes the signal and ends."""
+    text = (ROOT / "Dockerfile").read_text()
+    (entry,) = re.findall(r'^ENTRYPOINT (\[.*"trainer_sidecar.sidecar"\])$', text, re.MULTILINE)
+    words = [sys.executable if word == "python3" else word for word in json.loads(entry)]
+    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    (tmp_path / "volume").mkdir()
+    told = [
+        f"--volume={tmp_path}/volume",
+        f"--plan-file={tmp_path}/plan.json",
+        "--pod-index=0",
+        "--status-host=127.0.0.1",
+    ]
+    told += [
+        f"--status-port={free_port()}",
+        "--namespace=team",
+        "--run-id=job",
+        f"--store-url=file://{tmp_path}/store",
+    ]
+    with subprocess.Popen(
+        ["unshare", *rights, "--pid", "--fork", "--kill-child", "--mount-proc", *words, *told],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as outer:
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        try:
+            eventually(lambda: _is_python(children.read_text().split()), "the first process is Python")
+            os.kill(int(children.read_text().split()[0]), signal.SIGTERM)
+            _, log = outer.communicate(timeout=60)
+        finally:
+            outer.kill()
+    assert outer.returncode == 0, log
+    assert "sidecar up" in log
+    assert "sidecar down" in log
+
+
+def _is_python(pids: list[str]) -> bool:
+    return bool(pids) and Path(f"/proc/{pids[0]}/comm").read_text().startswith("python")
