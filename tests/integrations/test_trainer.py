@@ -251,6 +251,8 @@ REFUSED = {
     "bases": r"Mine\(Weighs, Resumable\): Trainer comes before Resumable.*: write class Mine\(Resumable, Weighs\)",
     "alone": r"Mine has no transformers' Trainer among its bases: class Mine\(Resumable, Trainer\)",
     "object": "of the attributes in state\\(\\) of callback Odd, handle is a builtins.object, which cannot be saved",
+    "accelerate": "Trainer cannot be resumed so: .*num_steps 4: the accumulation is the plan's",
+    "one": "^2 micro batches$",
     "memory": r'session={"extra": {"trainer": \.\.\.}}: that name is taken by what the trainer itself keeps',
     "reference": r'session={"extra": {"ref_model": \.\.\.}}: that name is taken',
     "seed": r'session={"seed": \.\.\.}: it is data_seed of the arguments, or seed; session= takes extra, per_rank, ',

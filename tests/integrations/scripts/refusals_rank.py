@@ -85,11 +85,11 @@ def arguments(**options):
     return TrainingArguments(output_dir=str(OUT / "refused"), use_cpu=True, report_to=[], **options)
 
 
-def trainer(data=None, kind=ResumableTrainer, callbacks=None, session=None, **options):
+def trainer(data=None, kind=ResumableTrainer, callbacks=None, session=None, args=None, **options):
     return kind(
         session=session,
         model=model(),
-        args=arguments(**options),
+        args=args or arguments(**options),
         train_dataset=data or Rows(8),
         data_collator=collate,
         callbacks=callbacks,
@@ -112,6 +112,16 @@ def hides():
     """Its first step, without the session that `train` would make: a process has one."""
     made = trainer(kind=Hides, max_steps=4)
     made.training_step(made.model, next(iter(made.get_train_dataloader())))
+
+
+def windows(count):
+    return {"gradient_accumulation_kwargs": {"num_steps": count}}
+
+
+def one():
+    """Which asks for nothing, and which Trainer writes there itself: the plan's accumulation is 2."""
+    args = trainer(accelerator_config=windows(1)).args
+    raise ValueError(f"{trainer(args=args).args.gradient_accumulation_steps} micro batches")
 
 
 def scheduled():
@@ -139,6 +149,8 @@ CASES = {
     "bases": lambda: type("Mine", (Weighs, Resumable), {}),
     "alone": lambda: type("Mine", (Resumable,), {})(),
     "object": lambda: trainer(callbacks=[Odd()])._memory.state_dict(),
+    "accelerate": lambda: trainer(accelerator_config=windows(4)),
+    "one": one,
     "memory": lambda: trainer(session={"extra": {"trainer": torch.nn.Linear(1, 1)}}),
     "reference": lambda: trainer(kind=Compares, session={"extra": {"ref_model": torch.nn.Linear(1, 1)}}),
     "seed": lambda: trainer(session={"seed": 4}),

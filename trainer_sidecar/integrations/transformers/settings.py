@@ -73,6 +73,12 @@ def _of_trainer(args: TrainingArguments) -> Iterator[str]:
     ):
         if getattr(args, name, None):
             yield f"{name}: {why}"
+    windows = _windows_of_accelerate(args).get("num_steps", 1)
+    if windows != 1:
+        yield (
+            f"accelerator_config gradient_accumulation_kwargs num_steps {windows}: the accumulation is the plan's "
+            "(batch.globalBatchSize, batch.maxMicroBatchSize): leave it out"
+        )
     if args.n_gpu > 1:
         yield f"one process with {args.n_gpu} GPUs (DataParallel): start one rank per GPU"
     strategy = str(getattr(args, "train_sampling_strategy", None) or "random").rpartition(".")[2].lower()
@@ -83,9 +89,15 @@ def _of_trainer(args: TrainingArguments) -> Iterator[str]:
         yield f"optim {optimizer}: its state lives in hooks of the parameters, where no save finds it"
 
 
+def _windows_of_accelerate(args: TrainingArguments) -> dict[str, Any]:
+    found: dict[str, Any] | None = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None)
+    return {} if found is None else found
+
+
 def take_over(args: TrainingArguments, plan: Plan) -> None:
     """Batch and accumulation of the plan; Trainer's own checkpoints are off. What changes is told, and warned of
     where a step has another number of samples than the arguments say."""
+    _windows_of_accelerate(args).pop("num_steps", None)  # 1, which Trainer would compare with the plan's
     batch, ranks = plan.topology.batch, plan.topology.mesh.dp
     micro, windows = args.per_device_train_batch_size, args.gradient_accumulation_steps
     samples = micro * windows * ranks
