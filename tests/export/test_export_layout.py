@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from trainer_sidecar import cli
-from trainer_sidecar.commands.export import chosen
+from trainer_sidecar.commands.export import chosen, without
 from trainer_sidecar.contract.checkpoint import HashedBytes
 from trainer_sidecar.contract.journal import ObjectRef, RestorePoint
 from trainer_sidecar.contract.keys import RunKeys
-from trainer_sidecar.export import safetensors_file
+from trainer_sidecar.export import dcp_folder, safetensors_file
 from trainer_sidecar.export.source import Slice, Source, Stored, blocks
 from trainer_sidecar.store.deep import HashedFile
 from trainer_sidecar.store.memory import MemoryStore
@@ -145,10 +147,55 @@ def test_a_document_is_read_once_and_is_the_one_that_was_proven() -> None:
     assert Source(store, RunKeys("ns", "run"), point)._proven("k", ref) == b"index"
 
 
-def test_a_dtype_that_the_format_lacks_is_refused_by_name() -> None:
-    odd = Stored("model/phase", "complex64", (1,), ())
-    with pytest.raises(ValueError, match="phase has dtype complex64"):
-        safetensors_file.plan({"phase": odd}, "model", 10)
+def test_a_dtype_that_the_format_lacks_is_refused_by_name_with_what_to_do() -> None:
+    odd = {name: Stored(f"model/{name}", "complex64", (1,), ()) for name in ("phase", "b")}
+    with pytest.raises(ValueError, match=r"phase has dtype complex64.*\(and 1 more\)") as refused:
+        safetensors_file.plan(odd, "model", 10)
+    assert "--exclude 'phase'" in str(refused.value)
+    assert "--format dcp" in str(refused.value)
+
+
+def test_a_dcp_folder_has_the_dtypes_that_safetensors_lacks(tmp_path: Path) -> None:
+    data, whole = bytearray(b"in front"), np.arange(12, dtype=np.complex128).reshape(3, 4) * (1 - 2j)
+    arrays = {
+        "byte": np.array([7], np.uint8),  # what follows does not lie where a complex number may begin
+        "whole": whole,
+        "scalar": np.array(3 + 4j, np.complex64),
+        "empty": np.zeros((0, 4), np.complex128),
+    }
+    places = {
+        "byte": [((0,), (1,))],
+        "whole": [((0, 2), (3, 2)), ((0, 0), (3, 2))],
+        "scalar": [((), ())],
+        "empty": [],
+    }
+    tensors = {name: stored(array, places[name], data, name) for name, array in arrays.items()}
+    at = len(data)
+    data += bytes([0x38, 0xB8])
+    tensors["float8"] = Stored("float8", "float8_e4m3fnuz", (2,), (Slice(FILE, at, 2, (0,), (2,)),))
+    (shard,) = safetensors_file.plan(tensors, "tensors", 10**9, raw=True)
+    source: Any = Bytes(bytes(data))
+    path = safetensors_file.write(source, shard, tmp_path, {}, parallel=2, progress=lambda _: None)
+    dcp_folder.write([path], tensors, tmp_path / "out")
+    found = {
+        name: torch.zeros(array.shape, dtype=torch.from_numpy(array).dtype) for name, array in arrays.items()
+    }
+    found["float8"] = torch.zeros(2, dtype=torch.float8_e4m3fnuz)
+    dcp.load(found, checkpoint_id=str(tmp_path / "out"), no_dist=True)
+    for name, array in arrays.items():
+        assert torch.equal(found[name], torch.from_numpy(array)), name
+    assert bytes(found["float8"].view(torch.uint8).numpy()) == data[at:]
+
+
+def test_tensors_are_left_out_by_pattern_and_a_pattern_that_meets_none_is_told() -> None:
+    tensors = {name: Stored(name, "float32", (), ()) for name in ("a.freqs", "b.freqs", "a.w")}
+    assert list(without(tensors, ["*.freqs"])) == ["a.w"]
+    assert list(without(tensors, ["b*", "a.w"])) == ["a.freqs"]
+    assert without(tensors, []) == tensors
+    with pytest.raises(ValueError, match=r"--exclude freqs: no tensor has such a name; there is a\.freqs"):
+        without(tensors, ["freqs"])
+    with pytest.raises(ValueError, match=r"--exclude \* leaves no tensor"):
+        without(tensors, ["*"])
 
 
 def test_a_prefix_cannot_be_taken_off_where_all_names_stay(

@@ -116,10 +116,12 @@ def test_an_older_checkpoint_by_its_id_and_what_cannot_be_is_said(
     export: Export, world: RankWorld, tmp_path: Path
 ) -> None:
     first = world.commits()[0]
-    export(first.checkpoint_id, "--to", str(tmp_path / "first"), "--trainable")
+    some = ("--trainable", "--exclude", "*.layers.1.*")
+    export(first.checkpoint_id, "--to", str(tmp_path / "first"), *some)
     with safe_open(tmp_path / "first" / "tensors.safetensors", framework="pt") as file:
         assert file.metadata()["step"] == "1"
         assert "inner.model.embed_tokens.weight" in file.keys()  # noqa: SIM118 (it is no mapping)
+        assert not [name for name in file.keys() if ".layers.1." in name]  # noqa: SIM118
     assert "is not empty" in export("--to", str(tmp_path / "first"), code=2)
     assert "no folder" in export("--to", str(tmp_path / "x"), "--config", str(tmp_path / "none"), code=2)
     assert not (tmp_path / "x").exists()

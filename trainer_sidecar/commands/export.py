@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ def add(subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="take this off the names of the model's tensors, as module. of a wrapper",
     )
     parser.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave out tensors of these exported names, as '*.freqs_cis' (may be given again)",
+    )
+    parser.add_argument(
         "--config",
         type=Path,
         metavar="FOLDER",
@@ -116,6 +124,7 @@ def _from(source: Source, point: RestorePoint, args: argparse.Namespace) -> int:
     tensors = chosen(
         source.tensors, manifest, everything=args.all, trainable=args.trainable, strip=args.strip
     )
+    tensors = without(tensors, args.exclude)
     stem = _STEMS[args.format]
     if args.format == "hf" and (adapters := for_peft(tensors)) is not None:
         tensors, stem = adapters, "adapter_model"
@@ -157,6 +166,21 @@ def chosen(
     return stripped
 
 
+def without(tensors: dict[str, Stored], patterns: Iterable[str]) -> dict[str, Stored]:
+    """Tensors whose names meet none of the shell-like patterns. Raises ValueError for one that meets nothing, and for
+    patterns that leave nothing."""
+    for pattern in patterns:
+        left = {name: t for name, t in tensors.items() if not fnmatchcase(name, pattern)}
+        if len(left) == len(tensors):
+            raise ValueError(
+                f"--exclude {pattern}: no tensor has such a name; there is {', '.join(list(tensors)[:3])}"
+            )
+        if not left:
+            raise ValueError(f"--exclude {pattern} leaves no tensor to export")
+        tensors = left
+    return tensors
+
+
 def _write(
     args: argparse.Namespace,
     source: Source,
@@ -167,7 +191,7 @@ def _write(
 ) -> dict[str, Any]:
     from trainer_sidecar.export import safetensors_file  # numpy, which no other command needs
 
-    shards = safetensors_file.plan(tensors, stem, args.shard_mb * 10**6)
+    shards = safetensors_file.plan(tensors, stem, args.shard_mb * 10**6, raw=args.format == "dcp")
     total = sum(t.bytes for t in tensors.values())
     folder = args.to / "safetensors.partial" if args.format == "dcp" else args.to
     folder.mkdir(exist_ok=True)
@@ -183,7 +207,7 @@ def _write(
     if args.format == "dcp":
         from trainer_sidecar.export import dcp_folder
 
-        dcp_folder.write(files, args.to)
+        dcp_folder.write(files, tensors, args.to)
         shutil.rmtree(folder)
     elif len(shards) > 1:
         index = json.dumps(safetensors_file.index_of(shards), indent=2)

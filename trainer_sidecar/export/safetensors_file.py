@@ -37,6 +37,9 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2",
 }
 """Torch's names and the format's."""
+RAW = "U8"
+"""What stands for a dtype that the format lacks, where the file is only a way to another one: an element's bytes are
+one dimension more."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,18 @@ class Shard:
     tensors: dict[str, Stored]
 
 
-def plan(tensors: Mapping[str, Stored], stem: str, limit: int) -> list[Shard]:
+def plan(tensors: Mapping[str, Stored], stem: str, limit: int, *, raw: bool = False) -> list[Shard]:
     """Tensors in order over files of at most `limit` bytes (a larger tensor has a file of its own).
 
-    Raises ValueError for a dtype that the format does not have.
+    Raises ValueError for a dtype that the format does not have, unless `raw`: then their bytes are written (RAW).
     """
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            raise ValueError(
-                f"{name} has dtype {tensor.dtype}, which safetensors does not have: leave it out"
-            )
+    odd = [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES and not raw]
+    if odd:
+        more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+        raise ValueError(
+            f"{odd[0]} has dtype {tensors[odd[0]].dtype}, which safetensors does not have{more}: leave it out by "
+            f"--exclude '{odd[0]}', or export with --format dcp, which has it"
+        )
     groups: list[dict[str, Stored]] = [{}]
     used = 0
     for name, tensor in tensors.items():
@@ -124,11 +129,10 @@ def _header(shard: Shard, metadata: Mapping[str, str]) -> tuple[bytes, dict[str,
     offsets, at = {}, 0
     for name, tensor in shard.tensors.items():
         end = at + tensor.bytes
-        table[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, end],
-        }
+        code, shape = DTYPES.get(tensor.dtype, RAW), list(tensor.shape)
+        if tensor.dtype not in DTYPES:
+            shape.append(tensor.itemsize)
+        table[name] = {"dtype": code, "shape": shape, "data_offsets": [at, end]}
         offsets[name], at = at, end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _ALIGN)
