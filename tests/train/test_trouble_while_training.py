@@ -17,6 +17,7 @@ from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
 from trainer_sidecar.train import Fenced, SaveFailed, Session, state_digest
 from trainer_sidecar.train.errors import StagingFailed
+from trainer_sidecar.train.saves import Code
 from trainer_sidecar.train.staging import Stager
 
 pytestmark = pytest.mark.timeout(120)
@@ -169,6 +170,29 @@ def test_a_sidecar_that_serves_a_newer_attempt_fences_training_too(
         with pytest.raises(Fenced), parts.session(total_steps=20) as session:
             parts.train(session, each)
     assert outcome_of(world, plan).kind == OutcomeKind.FENCED
+
+
+def test_a_copy_that_breaks_is_raised_and_the_save_is_given_up_at_once(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks have staged theirs: their parts would stay in flight until the save's time-out."""
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+
+    def broken(*_: Any) -> int:
+        raise RuntimeError("the copy of step 2 broke")
+
+    monkeypatch.setattr(Stager, "stage", broken)
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with pytest.raises(RuntimeError, match="step 2 broke"), parts.session(total_steps=20) as session:
+            parts.train(session)
+        save = session._saves.in_flight
+        assert save is not None
+        assert save.over.wait(20)
+        assert (save.code, save.step) == (Code.FAILED, 2)
+        assert save.detail.endswith("RuntimeError: the copy of step 2 broke")
+    assert outcome_of(world, plan).kind == OutcomeKind.FAILED
+    assert commits_of(world, plan) == []
 
 
 class BrokenDigest(BaseException):

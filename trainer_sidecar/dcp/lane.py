@@ -24,7 +24,13 @@ from trainer_sidecar.dcp.items import Share
 from trainer_sidecar.train import environment
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.environment import Environment
-from trainer_sidecar.train.errors import SaveFailed, SidecarRefused, TrainingLibraryError
+from trainer_sidecar.train.errors import (
+    Fenced,
+    SaveFailed,
+    SidecarLost,
+    SidecarRefused,
+    TrainingLibraryError,
+)
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.saves import Code, Content, InFlight, Saves
@@ -124,11 +130,17 @@ class Lane:
     def begin(self, step: int, share: Share) -> None:
         """Copy this rank's share into the shared volume; sealing and uploading go on in the background.
 
-        Raises SaveInFlight, Fenced; what fails from here on is told by `outcome`.
+        Raises SaveInFlight, Fenced, and what this rank cannot stage: then the save has failed on all ranks. What fails
+        from here on is told by `outcome`.
         """
         self._end_before()
-        self._planner.give(share.plan())
-        self._saves.begin(share.captured, self._content(step, share))
+        try:
+            plan, content = share.plan(), self._content(step, share)
+        except BaseException as error:
+            self.pass_over(step, f"{type(error).__name__}: {error}")
+            raise
+        self._planner.give(plan)
+        self._saves.begin(share.captured, content)
         self._wait_aloud()
 
     def pass_over(self, step: int, reason: str) -> None:
@@ -160,10 +172,12 @@ class Lane:
             self._saves.is_awaited()
 
     def _settle(self, save: InFlight) -> None:
-        try:
-            code = self._saves.outcome or Code.FAILED
-        except SidecarRefused as error:
-            raise TrainingLibraryError(str(error)) from error
+        error = save.error
+        if error is not None and not isinstance(error, Fenced | SidecarLost):
+            save.detail = save.detail or str(error)  # it ends this save, and the next one stands for itself
+            self._saves.settle(Code.FAILED)
+            raise SaveFailed(f"step {save.step} is not committed: {save.detail}") from error
+        code = self._saves.outcome or Code.FAILED
         self._saves.settle(code)
         if code != Code.COMMITTED:
             raise SaveFailed(f"step {save.step} is not committed: {self._saves.last_failure}")

@@ -6,12 +6,12 @@ same step with the same arguments. Nothing here decides when to save: see `polic
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 from trainer_sidecar.contract import CONTRACT_VERSION, keys
@@ -21,61 +21,32 @@ from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.status import SaveOutcome
 from trainer_sidecar.train import replicas, state_digest
 from trainer_sidecar.train.agreement import Agreement
-from trainer_sidecar.train.background import Background, nothing_begun
+from trainer_sidecar.train.background import Background
 from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
 from trainer_sidecar.train.digest import add, to_hex
 from trainer_sidecar.train.environment import Environment
-from trainer_sidecar.train.errors import STORE_AWAY, Fenced, SidecarRefused, StagingFailed
+from trainer_sidecar.train.errors import (
+    STORE_AWAY,
+    Fenced,
+    SidecarLost,
+    SidecarRefused,
+    StagingFailed,
+    TrainingLibraryError,
+)
 from trainer_sidecar.train.frozen import FrozenWeights, Look, look, split
 from trainer_sidecar.train.gradients import is_gradient
+from trainer_sidecar.train.in_flight import CODES, Code, InFlight
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.save_cost import SaveCost
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
+__all__ = ["Code", "Content", "InFlight", "Saves", "mesh_digest"]
 log = logging.getLogger("rtj.train")
 _LOOK_SECONDS = (0.005, 0.1)
 """Between two looks for an outcome, at least and at most: a fiftieth of the time that has passed."""
 _ASK_SECONDS = 1.0
 """Between two questions for it while the buffer is held: the sidecar frees it with the outcome."""
-
-
-class Code(IntEnum):
-    """Outcome of the save in flight, as one number in the agreement."""
-
-    NONE = 0
-    COMMITTED = 1
-    FAILED = 2
-    FENCED = 3
-    STORE_AWAY = 4
-    """Failed because the store was away: another attempt would not fare better."""
-
-
-_CODES = {
-    SaveOutcome.COMMITTED: Code.COMMITTED,
-    SaveOutcome.FAILED: Code.FAILED,
-    SaveOutcome.FENCED: Code.FENCED,
-}
-
-
-@dataclass
-class InFlight:
-    """The save in flight. `code` and `error` are set by the background thread."""
-
-    save_id: str
-    checkpoint_id: str
-    step: int
-    micro: int = 0
-    """Micro step of the window that was open; 0: a step boundary."""
-    began: float = field(default_factory=time.monotonic)
-    code: Code = Code.NONE
-    detail: str = ""
-    compares: bool = False
-    error: BaseException | None = None
-    awaited: bool = False
-    """Training stands still until it has ended."""
-    over: threading.Event = field(default_factory=nothing_begun)
-    """Nothing of it goes on in the background, or not yet."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +120,25 @@ class Saves:
             log.warning("buffer is not allocated yet: %s", error)
 
     def begin(self, captured: Captured, content: Content) -> InFlight:
-        """Stage and start the background part. The save before must be settled."""
+        """Stage and start the background part. The save before must be settled.
+
+        What cannot be staged at all is raised (a bug, a tensor without memory), and given up first: other ranks have
+        staged theirs, and would hold it until the save's time-out.
+        """
         save = self._open(content.progress)
+        try:
+            staged, frozen, seen = self._take(save, captured, content)
+        except BaseException as error:
+            self._let_go(save, error)
+            self._start(save, None, Captured(), Look())
+            raise
+        self._start(save, staged, frozen, seen)
+        return save
+
+    def _take(
+        self, save: InFlight, captured: Captured, content: Content
+    ) -> tuple[_Staged | None, Captured, Look]:
+        """What training waits for: the copy, frozen weights, and how they look now."""
         if self._reserving is not None:
             self._reserving.wait()
         captured, frozen = split(captured)
@@ -162,8 +150,7 @@ class Saves:
             staged.replica_digests |= replicas.digests(captured, self._env.rank)
             staged.replica_digests |= replicas.documents(captured, self._stage_name)
             self.last_staging_seconds = staged.seconds = time.monotonic() - began
-        self._start(save, staged, frozen, seen)
-        return save
+        return staged, frozen, seen
 
     def pass_over(self, progress: Progress, reason: str) -> InFlight:
         """In place of `begin`, where this rank has no part for the save that the others begin: it fails as a whole."""
@@ -210,6 +197,12 @@ class Saves:
         """The save fails as a whole; training goes on."""
         self._env.client.tell(m.GiveUp(save_id=save_id, rank=self._env.rank, reason=reason))
 
+    def _let_go(self, save: InFlight, error: BaseException) -> None:
+        """Give up because of an error that is raised: a sidecar that is away now hears of the save's end later."""
+        save.detail = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(TrainingLibraryError):
+            self._give_up(save.save_id, save.detail)
+
     def _seal(self, save: InFlight, staged: _Staged) -> Seal:
         """What is known of the staged bytes before they are digested."""
         topology, plan, content = self._env.plan.topology, staged.plan, staged.content
@@ -241,13 +234,22 @@ class Saves:
     def _go_on(self, save: InFlight, staged: _Staged | None, frozen: Captured, seen: Look) -> None:
         try:
             if staged is not None:
-                self._finish(save, staged, frozen, seen)
+                self._finish_or_let_go(save, staged, frozen, seen)
             if self._follows:
                 self._follow(save)
         except Fenced as error:
             save.code, save.detail = Code.FENCED, str(error)
         except BaseException as error:  # handed to the training thread, which raises it at the next step
             save.error = error
+
+    def _finish_or_let_go(self, save: InFlight, staged: _Staged, frozen: Captured, seen: Look) -> None:
+        try:
+            self._finish(save, staged, frozen, seen)
+        except (Fenced, SidecarLost):
+            raise
+        except BaseException as error:
+            self._let_go(save, error)
+            raise
 
     def _finish(self, save: InFlight, staged: _Staged, frozen: Captured, seen: Look) -> None:
         """Digest the staged copy, then seal: file, control block, message, in this order."""
@@ -290,8 +292,8 @@ class Saves:
         while True:
             told = save.awaited
             reply = self._env.client.ask(m.AskSave(save_id=save.save_id, awaited=told), m.SaveReply)
-            if reply.outcome in _CODES:
-                save.code, save.detail = _CODES[reply.outcome], reply.detail
+            if reply.outcome in CODES:
+                save.code, save.detail = CODES[reply.outcome], reply.detail
                 if save.code is Code.FAILED and STORE_AWAY in save.detail:
                     save.code = Code.STORE_AWAY
                 self.last_save_seconds = time.monotonic() - save.began

@@ -213,7 +213,13 @@ class Stager:
         return generation
 
     def _fill(self, plan: OwnershipPlan, captured: Captured) -> None:
-        copy_all(self.views(plan), sources_of(plan, captured))
+        sources = sources_of(plan, captured)
+        try:
+            copy_all(self.views(plan), sources)
+        except Exception as error:  # which one it is depends on torch's build
+            names = [plan.entries[piece.entry].name for piece in plan.owned]
+            _name_the_empty(names, sources, error)
+            raise
 
     def seal(self, generation: int) -> None:
         self.buffer.mark(generation, BufferState.SEALED)
@@ -269,6 +275,17 @@ def copy_all(views: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if sources:
         with _one_thread():
             torch._foreach_copy_(views, sources)
+
+
+def _name_the_empty(names: list[str], sources: list[torch.Tensor], error: Exception) -> None:
+    """Raises ValueError for a tensor that has no memory which could be copied: torch does not say which."""
+    for name, source in zip(names, sources, strict=True):
+        if source.is_meta or source.layout is not torch.strided:
+            kind = "on the meta device" if source.is_meta else str(source.layout)
+            raise ValueError(
+                f"{name} {list(source.shape)} is {kind} and cannot be saved: give it memory (to_empty, to_dense), or "
+                "leave it out of what is saved"
+            ) from error
 
 
 def wait_for_devices(tensors: Iterable[torch.Tensor]) -> None:

@@ -10,6 +10,8 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from trainer_sidecar.dcp import (
     SidecarWriter,
     lane,
 )
-from trainer_sidecar.train import join
+from trainer_sidecar.train import join, staging, state_digest
 
 env = join("cpu")
 found: dict[str, Any] = {}
@@ -112,6 +114,18 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> str:
     return "not refused"
 
 
+@contextmanager
+def broken_on_rank_1(module: Any, name: str) -> Iterator[None]:
+    def broken(*_: Any) -> None:
+        raise RuntimeError(f"{name} is broken")
+
+    real = getattr(module, name)
+    if env.rank == 1:
+        setattr(module, name, broken)
+    yield
+    setattr(module, name, real)
+
+
 def save() -> None:
     model, optimizer = make(1)
     writer = SidecarWriter(device="cpu", reuse_copy=True)
@@ -152,6 +166,19 @@ def save() -> None:
 
     weights = get_state_dict(model, optimizer)[0]
     found["mixed"] = refusal(dcp.save, weights, checkpoint_id=7, storage_writer=writer, planner=Mixed())
+    found["meta"] = refusal(
+        dcp.save,
+        {"x": torch.empty(3, device="meta"), "y": torch.ones(4)},
+        checkpoint_id=7,
+        storage_writer=writer,
+    )
+    for where, broken in (("copy", staging), ("digest", state_digest)):
+        with broken_on_rank_1(broken, "copy_all" if where == "copy" else "of_staged"):
+            found[where] = refusal(
+                dcp.save, {**more, "v": torch.ones(2)}, checkpoint_id=7, storage_writer=writer
+            )
+            if where == "digest":  # of the background: the rank may not have met it when its call returns
+                lane._lane._end_before()
     found["object"] = refusal(dcp.save, {**more, "bad": Held}, checkpoint_id=7, storage_writer=writer)
     found["no step"] = refusal(dcp.save, more, storage_writer=writer)
     found["behind"] = refusal(dcp.save, more, checkpoint_id=5, storage_writer=writer)
