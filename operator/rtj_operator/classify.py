@@ -159,7 +159,8 @@ def _all_done(pods: list[PodView], epoch: int) -> End:
     step = max((o.step for o in outcomes if o.step is not None), default=None)
     in_place = all(p.up for p in pods)
     if all(o.kind is OutcomeKind.FINISHED for o in outcomes):
-        return End(Cause.OPERATOR, "Finished", f"all ranks finished at step {step}", in_place, step=step)
+        at = f"finished at step {step}" if step is not None else "ended well"  # no step: no session
+        return End(Cause.OPERATOR, "Finished", f"all ranks {at}", in_place, step=step)
     cause = next(
         (_disruption(p) for p in pods if p.disruption), Cause.POD_LOST if not in_place else Cause.OPERATOR
     )

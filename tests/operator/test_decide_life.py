@@ -7,7 +7,7 @@ import pytest
 from operator_values import NOW, Situation, end_report, pod, pods, running, sidecar, status_of
 
 from rtj_operator.api import Phase
-from rtj_operator.conditions import ConditionType, Reason, find
+from rtj_operator.conditions import ConditionType, EventReason, Reason, find
 from rtj_operator.decide.actions import (
     CreateJob,
     DeleteJob,
@@ -269,6 +269,17 @@ def test_all_pods_finished_is_complete_and_job_success_alone_is_not() -> None:
     finished = pods(2, plan=True, status=end_report(OutcomeKind.FINISHED))
     decision = running().seeing(jobs=1, pods=finished).decide()
     assert decision.status.phase is Phase.COMPLETE
+    assert "no commit" not in (decision.status.message or "")
+    report = end_report(OutcomeKind.FINISHED)
+    assert report.outcome is not None
+    sessionless = report.model_copy(update={"outcome": report.outcome.model_copy(update={"step": None})})
+    told = running().seeing(jobs=1, pods=pods(2, plan=True, status=sessionless)).decide()
+    assert told.status.phase is Phase.COMPLETE
+    assert told.status.message is not None
+    assert told.status.message.startswith(
+        "all ranks ended well after 1 attempt; no commit was seen. Does the script"
+    )
+    assert [e.warning for e in told.events if e.reason is EventReason.COMPLETED] == [True]
     nobody_looked = running().committing(step=7, sequence=9)
     unseen = nobody_looked.after(nobody_looked.decide()).seeing(jobs=1, pods=finished).decide()
     assert "its last save is committed, step 7 is the newest commit that was seen" in (

@@ -62,6 +62,8 @@ def test_a_failed_rank_starts_a_new_attempt_at_once_and_the_run_finishes(
     )
     assert run.events("AttemptEnded")[0]["outcome"]["failure"]["rank"] == 1
     assert "rank 0 in attempt 2" in run.text()
+    (said,) = run.events("NothingCommitted")
+    assert "nothing was committed: the script ended well and has made no session" in said["message"]
     assert "ChildFailedError" not in run.text(), "torchrun's own traceback hides the script's"
     assert not list(memory_folder().glob(f"rtj-run-{os.getuid()}-*{run.process.pid}*"))
 

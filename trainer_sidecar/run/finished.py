@@ -101,6 +101,23 @@ def _content(path: Path) -> bytes:
     return os.fsencode(f"{facts.st_size} {facts.st_mtime_ns}")
 
 
+def why_nothing(history: History, epoch: int, step: int | None, *, joined: bool) -> str:
+    """What to say of an attempt whose ranks all ended well and have committed nothing; empty when they have.
+
+    `step`: of its outcome, which a session writes; `joined`: a rank has said hello to the sidecar.
+    """
+    if step is not None or any(m.epoch == epoch for m in history.manifests.values()):
+        return ""
+    newest = history.newest_restorable
+    stands = f"; the newest commit is still step {newest.step}" if newest is not None else ""
+    if joined:
+        return f"nothing was committed in this attempt{stands}"
+    return (
+        "nothing was committed: the script ended well and has made no session, so nothing of it was saved or resumed"
+        f"{stands}. Is it the right script? docs/add-it-to-your-script.md says what to add to it"
+    )
+
+
 def record_finish(store: Store, keys: RunKeys, point: RestorePoint, command: str) -> None:
     """Say that the run has reached its end at `point`; nothing when `command` is unknown. Raises StoreError."""
     if not command:

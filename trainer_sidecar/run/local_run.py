@@ -18,7 +18,7 @@ from trainer_sidecar.contract.plan import Order, Plan
 from trainer_sidecar.contract.restore_fault import RestoreFault, parse_restore_fault, trains_otherwise
 from trainer_sidecar.run.ended import Ended, ended_by
 from trainer_sidecar.run.fence_watch import FenceWatch
-from trainer_sidecar.run.finished import command_digest, record_finish, why_complete
+from trainer_sidecar.run.finished import command_digest, record_finish, why_complete, why_nothing
 from trainer_sidecar.run.local_plan import RunSettings, plan_for
 from trainer_sidecar.run.local_processes import LocalProcesses
 from trainer_sidecar.run.local_volume import LocalVolume
@@ -291,20 +291,23 @@ class LocalRun:
         if advice and not self._states_in_a_row:
             self._events.tell("Refused", advice)
         if outcome.kind == OutcomeKind.FINISHED:
-            self._record_finish(end_reached=outcome.end_reached)
+            self._record_finish(plan, outcome)
         elif alive:
             self._order(plan, Order.STOP)
         return ended.exit_code
 
-    def _record_finish(self, *, end_reached: bool) -> None:
+    def _record_finish(self, plan: Plan, outcome: Outcome) -> None:
         """Only a hint: a store that is away now costs the next start of the same command some seconds. A script that
         left its loop early would train on when started again: nothing is recorded."""
         try:
-            point = self._journal.refresh().newest_restorable
+            history, joined = self._journal.refresh(), self._status.joined(plan.epoch)
+            if sentence := why_nothing(history, plan.epoch, outcome.step, joined=joined):
+                self._events.tell("NothingCommitted", sentence)
+            point = history.newest_restorable
             if point is None:
                 return
             self._tell_not_finite(point.checkpoint_id)
-            if end_reached:
+            if outcome.end_reached:
                 record_finish(self._journal.store, self._settings.keys, point, self._command)
         except StoreError as exc:
             self._events.tell("StoreTrouble", f"that the run has finished is not recorded: {exc}")

@@ -160,14 +160,17 @@ def complete(view: View, status: JobStatus, end: End) -> Step:
     """All ranks finished, their last save committed: O8 wants the outcome, not just the Job's condition."""
     done = status.last_committed
     last = f"; the last commit is step {done.step}" if done else ""
+    none = done is None and end.step is None
     if done is not None and end.step is not None and done.step < end.step:
         # The end came while nobody looked, and only a sidecar that runs tells its commits.
         last = f"; its last save is committed, step {done.step} is the newest commit that was seen here"
+    elif none:
+        last = "; no commit was seen. Does the script make a session? docs/add-it-to-your-script.md says what to add"
     attempts = status.counters.attempts
     message = f"{end.message} after {attempts} attempt{'' if attempts == 1 else 's'}{last}"
     status = told(status, Phase.COMPLETE, Reason.FINISHED, message)
     status = status.model_copy(update={"ended_at": view.time, "retry_at": None})
-    return Step(status, events=(Event(EventReason.COMPLETED, message, "completed"),))
+    return Step(status, events=(Event(EventReason.COMPLETED, message, "completed", warning=none),))
 
 
 def fail(view: View, status: JobStatus, reason: Reason, message: str) -> Step:
