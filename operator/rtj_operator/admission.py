@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rtj_operator.api.base import JsonObject, dig, unknown_fields
+from rtj_operator.api.base import AS_WRITTEN, JsonObject, dig, unknown_fields
 from rtj_operator.api.job import ResumableTrainingJob, path_of
 from rtj_operator.api.names import MAX_NAME_LENGTH, TRAINER_CONTAINER
 from rtj_operator.api.quantity import parse_quantity
@@ -33,7 +33,9 @@ def admit(raw: JsonObject) -> ResumableTrainingJob:
     """
     shown = {name: value for name, value in raw.items() if name != "status"}
     try:
-        job = ResumableTrainingJob.model_validate_json(json.dumps(shown, default=str), strict=True)
+        job = ResumableTrainingJob.model_validate_json(
+            json.dumps(shown, default=str), strict=True, context=AS_WRITTEN
+        )
     except ValidationError as exc:
         raise RefusedError(
             "\n".join(f"{path_of(e['loc'])}: {e['msg']}" for e in exc.errors(include_url=False))

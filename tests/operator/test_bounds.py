@@ -6,14 +6,17 @@ import asyncio
 import json
 import math
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from fake_kube import FakeKube
-from operator_values import EPOCH, Situation, end_report, plan, pod, running, sidecar, status_of
+from operator_values import EPOCH, Situation, end_report, plan, pod, running, sidecar, spec, status_of
 
 from rtj_operator.api import AttemptSeconds
+from rtj_operator.api.base import MOST_SECONDS
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.ends import backoff_until
 from rtj_operator.events import EventPoster, event_body
 from rtj_operator.kube import EVENTS, RTJ, Object
 from rtj_operator.text import count, in_bytes
@@ -140,3 +143,10 @@ def test_no_number_that_json_has_not_stands_in_a_body() -> None:
     body = status.model_copy(update={"attempts": [record], "save_seconds": -math.inf}).to_dict()
     assert body["attempts"][0]["seconds"] == {"restore": 2.5}
     assert "saveSeconds" not in body
+
+
+def test_a_wait_of_any_length_ends_at_a_time_that_a_clock_can_show() -> None:
+    """Stored before there was a cap: 2**60 seconds added to now was an exception at each look."""
+    restart = spec(restart={"backoffSeconds": 2**60, "maxBackoffSeconds": 2**62}).restart
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert backoff_until(restart, 40, now) == now + timedelta(seconds=MOST_SECONDS)

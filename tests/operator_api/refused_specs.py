@@ -48,6 +48,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "name with a dot": (set_at("metadata", "name", value="a.b"), "lower-case letters, digits and '-'"),
     "no batch": (lambda raw: raw["spec"].pop("batch"), "spec.batch: Required value"),
     "batch of 0": (set_at("spec", "batch", "globalBatchSize", value=0), "greater than or equal to 1"),
+    "a backoff that no clock can add": (
+        set_at("spec", "restart", value={"backoffSeconds": 2**60, "maxBackoffSeconds": 2**60}),
+        "less than or equal to 315360000",
+    ),
+    "more steps than a checkpoint's name holds": (
+        set_at("spec", "checkpoint", "intervalSteps", value=10**12),
+        "less than or equal to 999999999999",
+    ),
     "file store": (set_at(*STORE, "url", value="file:///ckpt"), "store.url must be s3://bucket"),
     "store with dots up": (set_at(*STORE, "url", value="s3://ckpt/a?b"), "store.url must be s3://bucket"),
     "endpoint with a path": (

@@ -72,6 +72,16 @@ def test_everything_that_a_rule_reads_is_bounded() -> None:
             assert "maxLength" in node, path
 
 
+@pytest.mark.parametrize("resource", crd.RESOURCES, ids=lambda r: r.kind)
+def test_every_number_of_a_spec_has_a_least_and_a_most(resource: crd.Resource) -> None:
+    """2**60 seconds is more than a clock can add to its time: an operator that tries ends in an exception."""
+    spec = crd.root_schema(resource)["properties"]["spec"]
+    unbounded = [
+        p for p, n in nodes(spec) if n.get("type") == "integer" and not {"minimum", "maximum"} <= set(n)
+    ]
+    assert not unbounded
+
+
 def test_defaults_are_said_and_only_those_of_the_scale_subresource_are_stored() -> None:
     stored = [p for p, n in nodes(SCHEMA) if "default" in n]
     assert stored == [".spec.suspend", ".spec.nodes"]

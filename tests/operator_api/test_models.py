@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rtj_operator.api import InvalidJobError, JobStatus, Medium, parse_job
-from rtj_operator.api.base import unknown_fields
+from rtj_operator.api.base import MOST_BYTES, MOST_SECONDS, MOST_STEPS, unknown_fields
 from rtj_operator.api.effective import OperatorDefaults, effective
 from rtj_operator.api.quantity import format_bytes, parse_quantity
 
@@ -131,3 +131,22 @@ def test_an_empty_status_parses_and_times_keep_their_zone() -> None:
         {"lastCommitted": {"step": 1, "checkpointId": "c", "sequence": 2, "time": "2026-01-02T03:04:05Z"}}
     )
     assert status.to_dict()["lastCommitted"]["time"] == "2026-01-02T03:04:05Z"
+
+
+def test_numbers_that_were_stored_before_they_had_a_cap_are_read_with_it(raw_job: Raw) -> None:
+    raw, big = raw_job("smallest"), 2**60
+    raw["spec"]["restart"] = {"backoffSeconds": big, "maxBackoffSeconds": big, "hangTimeoutSeconds": big}
+    raw["spec"]["checkpoint"] |= {"intervalSteps": big, "uploadBytesPerSecond": big}
+    raw["spec"] |= {"activeDeadlineSeconds": big, "ttlSecondsAfterFinished": MOST_SECONDS - 1}
+    spec = parse_job(raw).spec
+    assert (spec.restart.backoff_seconds, spec.restart.max_backoff_seconds) == (MOST_SECONDS, MOST_SECONDS)
+    assert (spec.restart.hang_timeout_seconds, spec.active_deadline_seconds) == (MOST_SECONDS, MOST_SECONDS)
+    assert (spec.checkpoint.interval_steps, spec.checkpoint.upload_bytes_per_second) == (
+        MOST_STEPS,
+        MOST_BYTES,
+    )
+    assert (spec.ttl_seconds_after_finished, spec.restart.startup_timeout_seconds) == (MOST_SECONDS - 1, 1800)
+    assert not unknown_fields(spec, "spec")
+    raw["spec"]["nodes"] = 5000
+    with pytest.raises(InvalidJobError, match="less than or equal to 4096"):
+        parse_job(raw)

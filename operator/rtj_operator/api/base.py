@@ -7,13 +7,33 @@ none.
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from annotated_types import Le
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object as it comes from and goes to the API server."""
+
+MOST_SECONDS = 10 * 365 * 86400
+"""Ten years: more than any job lives, and every clock can add it to its time."""
+MOST_STEPS = 10**12 - 1
+"""As many digits as a checkpoint's name has for its step."""
+MOST_BYTES = 2**50
+AS_WRITTEN = "as written"
+"""Context of a validation that shall refuse what is above a cap, as the API server does."""
+_CAPS = frozenset({MOST_SECONDS, MOST_STEPS, MOST_BYTES})
 
 
 class ApiModel(BaseModel):
@@ -52,6 +72,31 @@ class SpecModel(ApiModel):
     """Part of the spec. Fields that it does not know are kept, so that they can be reported and not lost silently."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_much_as_counts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Objects that were stored before a field had its cap are read with the cap: nothing tells the two apart."""
+        if not isinstance(value, Mapping) or info.context == AS_WRITTEN:
+            return value
+        capped = {key: most for key, most in _caps_of(cls) if _above(value.get(key), most)}
+        return {**value, **capped} if capped else value
+
+
+@cache
+def _caps_of(model: type[BaseModel]) -> tuple[tuple[str, int], ...]:
+    """(name in JSON or in Python, cap) of the fields that have one of the caps above."""
+    found = [
+        (name, bound.le)
+        for name, info in model.model_fields.items()
+        for bound in info.metadata
+        if isinstance(bound, Le) and isinstance(bound.le, int) and bound.le in _CAPS
+    ]
+    return tuple((key, most) for name, most in found for key in (name, to_camel(name)))
+
+
+def _above(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > most
 
 
 def cel(

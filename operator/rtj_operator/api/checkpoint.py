@@ -2,7 +2,7 @@
 
 from pydantic import ConfigDict, Field
 
-from rtj_operator.api.base import Quantity, SpecModel, cel, rules
+from rtj_operator.api.base import MOST_BYTES, MOST_SECONDS, MOST_STEPS, Quantity, SpecModel, cel, rules
 from rtj_operator.api.policies import AccumulationSave, IntervalPolicy, Medium, WhenBusy
 
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -77,7 +77,7 @@ class Retention(SpecModel):
 
     keep_last: int = Field(default=3, ge=2, le=1000)
     """How many of the newest ones stay."""
-    keep_every_steps: int | None = Field(default=None, ge=1)
+    keep_every_steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """The first checkpoint of every so many steps stays as well."""
 
 
@@ -115,9 +115,9 @@ class Checkpoint(SpecModel):
     """Start as a fork of another run."""
     adopt: bool = False
     """True: take over a run of this name that another object owned, which is fenced. Acted on once."""
-    interval_steps: int = Field(default=500, ge=0)
+    interval_steps: int = Field(default=500, ge=0, le=MOST_STEPS)
     """Save every so many steps. 0: off. Not used with intervalPolicy Auto."""
-    interval_seconds: int = Field(default=600, ge=0)
+    interval_seconds: int = Field(default=600, ge=0, le=MOST_SECONDS)
     """Save when so many seconds have passed since the last save began. 0: off. With intervalPolicy Auto it is the
     longest interval that may be chosen, and applies until a save has been measured; 0: an hour."""
     interval_policy: IntervalPolicy = IntervalPolicy.FIXED
@@ -125,9 +125,9 @@ class Checkpoint(SpecModel):
     how often work is lost, from 10 s (or what a save takes) to intervalSeconds; running ranks follow it."""
     when_busy: WhenBusy = WhenBusy.SKIP
     """What a due save does while another one is in flight: Skip it, or Wait for the other."""
-    save_timeout_seconds: int = Field(default=1800, ge=1)
+    save_timeout_seconds: int = Field(default=1800, ge=1, le=MOST_SECONDS)
     """A save that has not committed by then is reported as stalled."""
-    upload_bytes_per_second: int | None = Field(default=None, ge=1 << 20)
+    upload_bytes_per_second: int | None = Field(default=None, ge=1 << 20, le=MOST_BYTES)
     """What one pod may send to an S3 store while it trains, so that saves leave room on a link that training needs,
     too. Saves that training waits for (an order, the last one, whenBusy Wait) are not held up, nor are weights that do
     not train. A change counts from the next attempt on. Left out: no limit."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
-from rtj_operator.api.base import ApiModel, Fraction, MicroTime, Quantity, SpecModel, cel, rules
+from rtj_operator.api.base import MOST_SECONDS, ApiModel, Fraction, MicroTime, Quantity, SpecModel, cel, rules
 from rtj_operator.api.checkpoint import RUN_ID_PATTERN
 from rtj_operator.api.job import NAME_RULE, ObjectMeta, parse_object
 from rtj_operator.api.names import API_VERSION_FULL, DRILL_KIND, MAX_DRILL_NAME_LENGTH, MAX_NAME_LENGTH
@@ -140,7 +140,7 @@ class DrillSpec(SpecModel):
     faults: list[DrillFault] = Field(default_factory=list, max_length=MOST_ORDERS)
     """Faults that the restore must survive; each has to happen for the drill to pass. Only where the chart's
     faultInjection is enabled and the drill carries a signature (`rtj drill sign`)."""
-    deadline_seconds: int = Field(default=3600, ge=30)
+    deadline_seconds: int = Field(default=3600, ge=30, le=MOST_SECONDS)
     """Seconds from its turn to its end; a drill that has no result by then has failed."""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from rtj_operator.api.base import Fraction, SpecModel, cel, rules
+from rtj_operator.api.base import MOST_SECONDS, MOST_STEPS, Fraction, SpecModel, cel, rules
 from rtj_operator.api.checkpoint import Checkpoint
 from rtj_operator.api.policies import (
     CompatibilityStatus,
@@ -51,12 +51,12 @@ class Elastic(SpecModel):
         default=None, min_length=1, max_length=64
     )
     """Node counts that may be used. Left out: all between minNodes and maxNodes at which the batch divides."""
-    scale_down_delay_seconds: int = Field(default=60, ge=0)
+    scale_down_delay_seconds: int = Field(default=60, ge=0, le=MOST_SECONDS)
     """How long a node may be missing (counted from its loss) or a pod unschedulable before the job goes on with
     fewer."""
-    scale_up_delay_seconds: int = Field(default=300, ge=0)
+    scale_up_delay_seconds: int = Field(default=300, ge=0, le=MOST_SECONDS)
     """How long capacity must have been seen before the job grows back."""
-    cooldown_seconds: int = Field(default=300, ge=0)
+    cooldown_seconds: int = Field(default=300, ge=0, le=MOST_SECONDS)
     """Least time between two resizes that were not forced by a loss."""
 
 
@@ -83,7 +83,7 @@ class BatchSpec(SpecModel):
 
     global_batch_size: int = Field(ge=1, le=2**31 - 1)
     """Samples per optimizer step over all ranks = dp x micro batch x accumulation, exactly."""
-    max_micro_batch_size: int | None = Field(default=None, ge=1)
+    max_micro_batch_size: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """Most samples that a rank takes at once. Left out: globalBatchSize / dp at `nodes`, so that no size needs more
     memory."""
 
@@ -198,13 +198,13 @@ class Restart(SpecModel):
 
     max_attempts_without_progress: int = Field(default=3, ge=1, le=10000)
     """Failures in a row without a newer commit after which the job is Failed."""
-    backoff_seconds: int = Field(default=5, ge=0)
+    backoff_seconds: int = Field(default=5, ge=0, le=MOST_SECONDS)
     """Wait before the second attempt without progress; doubles each time. The first one starts at once."""
-    max_backoff_seconds: int = Field(default=300, ge=0)
+    max_backoff_seconds: int = Field(default=300, ge=0, le=MOST_SECONDS)
     """Longest wait between attempts."""
-    hang_timeout_seconds: int = Field(default=1800, ge=10)
+    hang_timeout_seconds: int = Field(default=1800, ge=10, le=MOST_SECONDS)
     """No step for so long, once one was made: the attempt counts as hung."""
-    startup_timeout_seconds: int = Field(default=1800, ge=10)
+    startup_timeout_seconds: int = Field(default=1800, ge=10, le=MOST_SECONDS)
     """From the pods running to the first step."""
     rules: list[RestartRule] | None = Field(default=None, max_length=32)
     """Exceptions by cause, exit code or log pattern; all that a rule names must match."""
@@ -234,9 +234,9 @@ class Drill(SpecModel):
         )
     )
 
-    every_commits: int | None = Field(default=None, ge=1)
+    every_commits: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """A drill after every so many commits. With everySeconds, whichever comes first."""
-    every_seconds: int | None = Field(default=None, ge=60)
+    every_seconds: int | None = Field(default=None, ge=60, le=MOST_SECONDS)
     """A drill every so many seconds, once there is a commit that has not been drilled."""
     nodes: int | None = Field(default=None, ge=1, le=MAX_NODES)
     """Nodes to restore on (deep). Left out: elastic.minNodes, else nodes."""
@@ -316,11 +316,11 @@ class JobSpec(SpecModel):
     stay."""
     scheduling: Scheduling = Scheduling()
     """How pods get their nodes."""
-    active_deadline_seconds: int | None = Field(default=None, ge=1)
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=MOST_SECONDS)
     """Seconds of not being suspended after which the job is stopped (after a save) and Failed. The operator counts them
     itself: its node's clock counts only for the time before its own start, and only once it has watched the job for a
     minute, so that a clock that is wrong for a moment ends nothing. Left out: none."""
-    ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=MOST_SECONDS)
     """Seconds after its end at which the object is deleted, counted like activeDeadlineSeconds. Never touches
     checkpoints. Left out: it stays."""
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
@@ -332,7 +332,7 @@ class JobSpec(SpecModel):
     """Another controller that runs this job; this operator then leaves it alone. Immutable."""
     status_port: int = Field(default=9477, ge=1024, le=65535)
     """Port of the sidecar's status and metrics in each pod."""
-    contract_version: int | None = Field(default=None, ge=1)
+    contract_version: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """Contract version of the library in the image. Left out: compared at start-up by library and sidecar themselves.
     """
     template: PodTemplate
