@@ -7,6 +7,7 @@ own annotations say that the demo's release brought it: one that was applied by 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -111,8 +112,9 @@ def check_installable(settings: OwnSettings, found: Found) -> None:
 def install(
     cluster: Kubectl, settings: OwnSettings, found: Found, check: Callable[[], None] = lambda: None
 ) -> None:
-    """`helm install` for the demo's namespace alone, and wait until it is ready. Raises DemoError, at once for an image
-    that cannot be pulled; `check` raises when the namespace is another's by now."""
+    """`helm install` for the demo's namespace alone, and wait until it is ready. A release there with which Helm never
+    got to its end goes first. Raises DemoError, at once for an image that cannot be pulled; `check` raises when the
+    namespace is another's by now."""
     values: dict[str, Any] = {
         "image": image_value(settings.operator_image),
         "sidecarImage": image_value(settings.sidecar_image),
@@ -121,11 +123,29 @@ def install(
         "crds": {"install": not found.definitions},
     }
     check()
+    _clear_unfinished(cluster, settings)
     cluster.helm(
         "upgrade", "--install", RELEASE, str(CHART), "--namespace", settings.namespace,
         "--set-json", ",".join(f"{name}={json.dumps(value)}" for name, value in values.items()),
     )  # fmt: skip
     _wait_until_ready(cluster, settings, check)
+
+
+def _clear_unfinished(cluster: Kubectl, settings: OwnSettings) -> None:
+    """Uninstall the demo's release when an earlier run was killed in the middle of installing or upgrading it: Helm
+    refuses every further upgrade then. The namespace is the demo's, and its chart has to be. The chart's definitions
+    stay. Raises DemoError with the command when the release is of another chart."""
+    where = ("--namespace", settings.namespace)
+    words = ("list", *where, "--pending", "--filter", f"^{RELEASE}$", "-o", "json")
+    for release in json.loads(cluster.helm(*words) or "[]"):
+        if not release["chart"].startswith(f"{CHART.name}-"):
+            told = shlex.join(["helm", "uninstall", RELEASE, "--kube-context", settings.context, *where])
+            raise DemoError(
+                f"release {RELEASE} in namespace {settings.namespace} is {release['status']}, and of chart "
+                f"{release['chart']}, which is not the demo's: choose another --namespace, or, if nobody needs it, "
+                f"`{told}`"
+            )
+        uninstall(cluster, settings)
 
 
 def image_value(name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ class PretendedCluster(Kubectl):
         """Name to labels."""
         self.objects: dict[str, list[str]] = {}
         """Resource to names of what there is of it."""
+        self.releases: list[dict[str, str]] = []
+        """As `helm list` tells them."""
         self.pods_ready = True
         self.refused: set[str] = set()
         """Beginnings of commands that fail."""
@@ -70,8 +73,28 @@ class PretendedCluster(Kubectl):
 
     def helm(self, *words: str, timeout: float = 180) -> str:
         self._note("helm", words, timeout)
+        name, namespace = words[1], words[words.index("--namespace") + 1]
+        if words[0] == "list":
+            assert "--pending" in words
+            filtered = words[words.index("--filter") + 1]
+            return json.dumps([
+                release for release in self.releases
+                if release["namespace"] == namespace and release["status"].startswith("pending-")
+                and re.search(filtered, release["name"])
+            ])  # fmt: skip
         if words[0] == "uninstall":
-            self.deployments.remove((words[3], words[1]))
+            gone = [r for r in self.releases if (r["namespace"], r["name"]) == (namespace, name)]
+            self.releases = [release for release in self.releases if release not in gone]
+            if (namespace, name) in self.deployments:
+                self.deployments.remove((namespace, name))
+            elif not gone:
+                assert "--ignore-not-found" in words
+        if words[0] == "upgrade":
+            name = words[2]
+            there = [r["status"] for r in self.releases if (r["namespace"], r["name"]) == (namespace, name)]
+            if any(status.startswith("pending-") for status in there):
+                raise DemoError("UPGRADE FAILED: another operation is in progress")
+            self.deployments.append((namespace, name))
         return ""
 
     def may(self, verb: str, resource: str, *words: str) -> bool:

@@ -178,3 +178,28 @@ def test_no_operator_is_installed_where_one_may_be_unseen(monkeypatch: pytest.Mo
     own_operator.check_installable(settings(), own_operator.find(cluster, settings()))
     cluster.definitions, cluster.rights_missing = {}, {("list", "deployments.apps")}
     own_operator.check_installable(settings(), own_operator.find(cluster, settings()))
+
+
+@pytest.mark.parametrize("status", ["pending-install", "pending-upgrade", "pending-rollback"])
+def test_a_release_that_helm_was_killed_over_is_cleared_and_nobody_else_s(status: str) -> None:
+    """Helm would refuse the upgrade of it for ever."""
+    cluster = PretendedCluster()
+    mine = {"name": "rtj-demo", "namespace": "rtj-demo", "status": status, "chart": "rtj-operator-0.1.0"}
+    others = [{**mine, "name": "rtj-demo-too", "status": "pending-install"}, {**mine, "namespace": "other"}]
+    cluster.releases = [mine, *others]
+    own_operator.install(cluster, settings(), own_operator.Found(DEFINITIONS))
+    assert cluster.releases == others
+    assert cluster.deployments == [("rtj-demo", "rtj-demo")]
+    (upgrade,) = cluster.ran("helm upgrade")
+    assert "--namespace rtj-demo" in upgrade
+    cluster.releases = [{**mine, "chart": "postgres-1.2.3"}]
+    with pytest.raises(
+        DemoError,
+        match=r"is pending-.*postgres-1.2.3.*`helm uninstall rtj-demo --kube-context lab --namespace rtj-demo`",
+    ):
+        own_operator.install(cluster, settings(), own_operator.Found(DEFINITIONS))
+    assert len(cluster.ran("helm uninstall")) == 1
+    settled = PretendedCluster()
+    settled.releases = [{**mine, "status": "deployed"}]
+    own_operator.install(settled, settings(), own_operator.Found(DEFINITIONS, "rtj-demo/rtj-demo", ours=True))
+    assert settled.ran("helm uninstall") == []
