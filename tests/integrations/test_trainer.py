@@ -144,6 +144,26 @@ def test_on_the_same_ranks_it_goes_on_bit_for_bit_also_after_orders_in_an_evalua
     assert lab.manifest(lab.commits(again)[-1]).state_digest == lab.manifest(last).state_digest
 
 
+def test_a_run_that_a_callback_ended_trains_no_further_when_it_is_started_again_unless_it_is_told_to(
+    lab: Lab,
+) -> None:
+    stops = {"TRAINER_STOP": "2"}
+    plan = lab.attempt(ALONE)
+    (first,) = lab.finished(plan, "trainer_rank.py", **stops)
+    (last,) = lab.commits(plan)
+    assert (last.step, first["step"], lab.outcome(plan)) == (2, 2, OutcomeKind.FINISHED)
+    again = lab.attempt(ALONE, lab.point(last))  # as one that was killed before it told of its end
+    (found,) = lab.finished(again, "trainer_rank.py", **stops)
+    assert (lab.samples(again), lab.outcome(again)) == ({}, OutcomeKind.FINISHED)
+    assert found["history"][: len(first["history"]) - 1] == first["history"][:-1]  # the last: its seconds
+    assert found["events"] == [["epoch", 2]], "and is not judged again"
+    assert "the run was ended early at step 2" in lab.log(again)
+    told = lab.attempt(ALONE, lab.point(last))
+    (found,) = lab.finished(told, "trainer_rank.py", TRAINER_MORE="1")
+    assert sorted(lab.samples(told)) == [3, 4, 5], "until patience ends, which step 2 is counted in"
+    assert found["step"] == 5
+
+
 def test_lora_with_dropout_goes_on_bit_for_bit(lab: Lab) -> None:
     plan = lab.attempt(PAIR)
     ranks = lab.finished(plan, "trainer_rank.py", TRAINER_LORA="1")

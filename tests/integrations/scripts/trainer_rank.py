@@ -1,5 +1,6 @@
 """A script of Trainer's, full or LoRA (`TRAINER_LORA`). `TRAINER_KILL`: rank 1 dies by SIGKILL once it took that step.
 `TRAINER_ORDER`: the order to save and exit comes with that step, and is heard between any two micro steps.
+`TRAINER_STOP`: a callback ends the run behind that step; `TRAINER_MORE`: one at the start wants it to go on.
 
 Every rank writes `<TINY_OUT>/trainer-e<epoch>-r<rank>.json`: what Trainer remembers and told, the resume.
 """
@@ -31,6 +32,12 @@ class Watch(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
         if state.global_step == int(os.environ.get("TRAINER_ORDER", "0")):
             environment.join().order_file.write_text("SaveAndExit")
+        if state.global_step == int(os.environ.get("TRAINER_STOP", "0")):
+            control.should_training_stop = True
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if os.environ.get("TRAINER_MORE"):
+            control.should_training_stop = False
 
     def on_epoch_end(self, args, state, control, **kwargs):
         self.events.append(["epoch", state.global_step])

@@ -11,6 +11,7 @@ by itself; where an epoch ends is told by `LoopCallback`. Only hooks are used th
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,8 @@ from trainer_sidecar.integrations.transformers.loop import LoopCallback
 from trainer_sidecar.integrations.transformers.settings import SET_BY, fingerprints_of, refuse, take_over
 from trainer_sidecar.integrations.transformers.state import TrainerMemory
 from trainer_sidecar.train import OfRank0, Session, environment
+
+log = logging.getLogger("rtj.train")
 
 
 def _is_trainer(kind: type) -> bool:
@@ -74,6 +77,8 @@ class Resumable:
         self._loss: Any = None
         self._grad_norm: Any = None
         self._step_taken = False
+        self._leaves = False
+        self._initial_global_step = 0
         self._memory = TrainerMemory(self)
         self._ends = contextlib.ExitStack()
         super().__init__(*given, **named)
@@ -166,12 +171,41 @@ class Resumable:
             )
         )
         trl.check_start(self)
+        self._go_on_stopped()
         if self._memory.found:  # the attempt that began evaluated these weights, which callbacks have judged
             self.args.eval_on_start = False
         self.state.global_step = self._globalstep_last_logged = self._initial_global_step = self.session.step
         whole = self.state.max_steps * self._global_batch
         self.state.num_train_epochs = math.ceil(whole / (self._samples or whole))
         self._note_norms()
+
+    def _go_on_stopped(self) -> None:
+        """A run that a callback had ended is ended again, unless an `on_train_begin` behind this one wants more."""
+        assert self.session is not None
+        if self._memory.stopped:
+            self.control.should_training_stop = True
+            if self.args.process_index == 0:
+                log.warning(
+                    "the run was ended early at step %d (control.should_training_stop, of an early stop): nothing is "
+                    "left to do. To go on, set control.should_training_stop = False in a callback's on_train_begin",
+                    self.session.step,
+                )
+
+    @property
+    def stopped_early(self) -> bool:
+        """A callback ended the run, not its length and not the session."""
+        stops = self.control.should_training_stop and not self._leaves
+        return bool(stops and self.state.global_step < self.state.max_steps)
+
+    @property
+    def idle(self) -> bool:
+        """No step was taken since the session began."""
+        return bool(self.state.global_step == self._initial_global_step)
+
+    def _leave_when_told(self) -> None:
+        assert self.session is not None
+        if self.session.should_stop and not self.control.should_training_stop:
+            self.control.should_training_stop = self._leaves = True
 
     def _note_norms(self) -> None:
         """Trainer tells no callback the gradients' norm; it always asks Accelerate for it."""
@@ -192,7 +226,7 @@ class Resumable:
         assert self.session is not None
         self.session.micro_end(self._loss)
         self._step_taken = last
-        self.control.should_training_stop |= self.session.should_stop
+        self._leave_when_told()
 
     def close_step(self) -> None:
         """The step that was taken, unless that is done: it may be saved now. Raises as `Session.step_end`."""
@@ -200,7 +234,7 @@ class Resumable:
         if self._step_taken:
             self._step_taken = False
             self.session.step_end(grad_norm=self._grad_norm)
-            self.control.should_training_stop |= self.session.should_stop
+            self._leave_when_told()
 
 
 class ResumableTrainer(Resumable, Trainer):

@@ -57,6 +57,7 @@ class Reader(Protocol):
     """A trainer that reads here; `session` is there once it has begun."""
 
     session: Session | None
+    control: Any
 
     def window_begins(self) -> None: ...
     def close_step(self) -> None: ...
@@ -84,6 +85,8 @@ class Windows:
         return self._windows(session)
 
     def _windows(self, session: Session) -> Iterator[Any]:
+        if self._trainer.control.should_training_stop:  # restored: the run was ended early
+            return
         for window in session.windows(session.loader(**self._options)):
             self._trainer.window_begins()
             yield from window

@@ -21,6 +21,8 @@ class Loop(Protocol):
 
     @property
     def epochs(self) -> float: ...
+    @property
+    def idle(self) -> bool: ...
     def begin_session(self) -> None: ...
     def close_micro(self, *, last: bool = False) -> None: ...
     def close_step(self) -> None: ...
@@ -52,9 +54,11 @@ class LoopCallback(TrainerCallback):
             trainer.callback_handler.on_epoch_begin(args, state, control)
 
     def on_epoch_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Trainer tells of one behind the last step, too: nothing is evaluated when the run was ended on order."""
+        """Trainer tells of one behind the last step, too: nothing is evaluated when the run was ended on order, nor
+        again when nothing was left to do."""
         session = self._trainer.session
-        if session is not None and session.should_stop and state.global_step < state.max_steps:
+        ordered = session is not None and session.should_stop and state.global_step < state.max_steps
+        if ordered or self._trainer.idle:
             control.should_evaluate = False
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:

@@ -31,6 +31,8 @@ class TrainerMemory:
         self._at_start: dict[str, Any] | None = None
         self.found = False
         """Whether a resume brought something; imported weights bring nothing."""
+        self.stopped = False
+        """Whether what it brought was ended early."""
 
     def window_begins(self) -> None:
         """Before a window's first micro batch: keep what an order that cuts the window has to save."""
@@ -52,6 +54,7 @@ class TrainerMemory:
             **{name: getattr(state, name, None) for name in _KEPT},
             "total_flos": state.total_flos + unsummed,
             "log_history": _Entries(state.log_history[-HISTORY:]),
+            "stopped_early": trainer.stopped_early,
             "num_tokens": getattr(trainer, "_total_train_tokens", None),  # of TRL
             "callbacks": [[name, callback.state()["attributes"]] for name, callback in self._callbacks()],
         }
@@ -62,6 +65,7 @@ class TrainerMemory:
         state, self.found = self._trainer.state, True
         for name in (*_KEPT, "total_flos", "log_history"):
             setattr(state, name, saved[name])
+        self.stopped = saved.get("stopped_early", False)
         if saved.get("num_tokens") is not None:
             self._trainer._total_train_tokens = saved["num_tokens"]
         attributes = [(name, values) for name, values in saved["callbacks"]]
