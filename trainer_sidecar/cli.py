@@ -6,6 +6,7 @@ never 0.
 """
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -106,7 +107,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "rtj") -> int:
         return _complain(f"unrecognized arguments: {' '.join(unknown)}: see {where} --help", EXIT_USAGE)
     try:
         _name_the_run(args)
-        return int(args.handler(args))
+        code = int(args.handler(args))
+        sys.stdout.flush()
+        return code
     except ClusterError as exc:
         return _complain(str(exc), exc.exit_code)
     except StoreError as exc:
@@ -123,6 +126,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "rtj") -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a table has seen enough
         return 0
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+        return _complain(f"{exc.filename or 'the output'} cannot be written: {exc.strerror}", 1)
 
 
 def _name_the_run(args: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from pathlib import Path
@@ -184,6 +185,19 @@ def test_a_cluster_that_cannot_be_reached_is_no_traceback(desk: Desk, tmp_path: 
     assert cli.main(["status", "--kubeconfig", str(tmp_path / "none")]) == 69
     _, said = desk.capture()
     assert said.endswith("none: no such file: name one with --kubeconfig and --context\n")
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: [", b"[]", b"text", b"\xff\xfe\x00", b"contexts: 3\ncurrent-context: a"]
+)
+def test_a_file_that_is_no_kubeconfig_is_no_traceback(desk: Desk, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    assert cli.main(["status", "--kubeconfig", str(path)]) == 69
+    _, said = desk.capture()
+    assert said.startswith(f"rtj: no cluster: kubeconfig {path}: ")
+    assert said.endswith(": name one with --kubeconfig and --context\n")
+    assert said.count("\n") == 1
     desk.rtj("status", "--context", "none", code=69)
     assert "context none" in desk.said
 
@@ -199,3 +213,15 @@ def test_text_of_a_job_cannot_command_the_terminal(desk: Desk) -> None:
     desk.server.put(job(message="\x1b]0;owned\x07 step", reason="RanksTraining"))
     assert "\x1b" not in desk.rtj("status", "sft")
     assert "\x1b" not in desk.rtj("why", "sft")
+
+
+def test_a_full_disk_behind_the_output_is_no_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.server.put(job())
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert cli.main(["status", "--kubeconfig", str(desk.kubeconfig)]) == 1
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    _, said = desk.capture()
+    assert said == "rtj: the output cannot be written: No space left on device\n"

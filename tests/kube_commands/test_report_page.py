@@ -97,6 +97,22 @@ def test_the_pictures_show_attempts_commits_losses_and_what_was_at_risk(page: st
             assert 0 <= float(dot.get("cy") or -1) <= height
 
 
+def test_a_page_replaces_an_earlier_one_of_its_job_and_nothing_else(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    desk.server.put(job("run", store=f"file://{tmp_path}/none"))
+    ours = tmp_path / "run.html"
+    for _ in range(2):
+        assert desk.rtj("report", "run", "--no-store") == "run.html\n"
+    ours.write_text("<title>my notes on run</title>")
+    desk.rtj("report", "run", "--no-store", code=2)
+    assert "run.html is there and is no report of this job: name another file with --to" in desk.said
+    assert ours.read_text() == "<title>my notes on run</title>"
+    desk.rtj("report", "run", "--no-store", "--to", "run.html")
+    assert "<title>team/run</title>" in ours.read_text()
+
+
 def test_without_the_store_the_page_says_what_is_missing(desk: Desk, tmp_path: Path) -> None:
     desk.server.put(job("run", store=f"file://{tmp_path}/none"))
     path = tmp_path / "page.html"

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from yaml import YAMLError
+
 from trainer_sidecar.contract import API_GROUP, API_VERSION
 
 JsonObject = dict[str, Any]
 PLURAL = "resumabletrainingjobs"
 LABEL_UID = f"{API_GROUP}/uid"
 EXIT_UNREACHABLE = 69
+_NO_KUBECONFIG = (ValueError, TypeError, AttributeError, KeyError)
+"""What the client raises for a file that is something else."""
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30.0
 _NAMED = 8
@@ -233,9 +237,15 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
         else:
             config.load_kube_config(path, context, client_configuration=settings, persist_config=False)
             default = _namespace_of(config.list_kube_config_contexts(path), context)
-    except (config.ConfigException, OSError) as exc:
+    except (config.ConfigException, OSError, YAMLError, *_NO_KUBECONFIG) as exc:
         named = f", context {context}" if context else ""
-        why = exc if any(Path(part).exists() for part in path.split(os.pathsep)) else "no such file"
+        why = (
+            str(exc).partition("\n")[0]
+            if any(Path(p).exists() for p in path.split(os.pathsep))
+            else "no such file"
+        )
+        if isinstance(exc, (YAMLError, *_NO_KUBECONFIG)):
+            why = f"it is no kubeconfig ({why})"
         raise UnreachableError(
             f"no cluster: kubeconfig {path}{named}: {why}: name one with --kubeconfig and --context"
         ) from exc

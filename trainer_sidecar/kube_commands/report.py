@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 
 from trainer_sidecar.kube_commands import report_data
@@ -48,6 +49,13 @@ def _report(args: argparse.Namespace) -> int:
         print(json.dumps({**asdict(report), "losses": losses}, indent=2))
         return 0
     path = args.to or Path(f"{args.job}.html")
+    title = f"<title>{escape(f'{report.namespace}/{report.name}')}</title>"
+    if (
+        args.to is None
+        and path.exists()
+        and title not in path.read_text(encoding="utf-8", errors="replace")[:4096]
+    ):
+        raise ValueError(f"{path} is there and is no report of this job: name another file with --to")
     try:
         path.write_text(page(report), encoding="utf-8")
     except OSError as exc:
