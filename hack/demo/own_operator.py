@@ -21,6 +21,8 @@ from hack.demo.settings import CHART, DemoError
 from trainer_sidecar.contract import API_GROUP
 
 DEFINITIONS = (f"resumabletrainingjobs.{API_GROUP}", f"resumedrills.{API_GROUP}")
+NAMESPACES = "RTJ_OPERATOR_NAMESPACES"
+"""Where the chart puts its value `namespaces`."""
 LABEL = "app.kubernetes.io/name=rtj-operator"
 READY_SECONDS = 180.0
 _POLL_SECONDS = 0.5
@@ -35,8 +37,9 @@ class Found:
     """`namespace/deployment`; empty: none."""
     ours: bool = False
     """It is the release of an earlier demo in the same namespace that did not get to its end."""
-    demos: tuple[str, ...] = ()
-    """Operators of demos in other namespaces: they serve those alone, and go with them."""
+    elsewhere: tuple[str, ...] = ()
+    """Operators that do not serve the demo's namespace: those of certain namespaces only (the chart's `namespaces`),
+    and those of demos in other namespaces, which go with them."""
     everywhere: bool = True
     """Operators were looked for in all namespaces, not only in the demo's own."""
 
@@ -52,12 +55,27 @@ def find(cluster: Kubectl, settings: OwnSettings) -> Found:
     scope = ["--all-namespaces"] if everywhere else ["-n", settings.namespace]
     own = f"{settings.namespace}/{RELEASE}"
     items = cluster.get("deployments.apps", "-l", LABEL, *scope)["items"]
-    names = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items]
-    demos = tuple(name for name in names if name != own and _of_a_demo(cluster, name))
-    if theirs := [name for name in names if name != own and name not in demos]:
-        return Found(there, theirs[0], demos=demos, everywhere=everywhere)
-    ours = own in names
-    return Found(there, own if ours else "", ours=ours, demos=demos, everywhere=everywhere)
+    serving = {
+        f"{item['metadata']['namespace']}/{item['metadata']['name']}": _namespaces(item) for item in items
+    }
+    ours = serving.pop(own, None) is not None
+    elsewhere = tuple(
+        name
+        for name, namespaces in serving.items()
+        if (namespaces and settings.namespace not in namespaces) or _of_a_demo(cluster, name)
+    )
+    if theirs := [name for name in serving if name not in elsewhere]:
+        return Found(there, theirs[0], elsewhere=elsewhere, everywhere=everywhere)
+    return Found(there, own if ours else "", ours=ours, elsewhere=elsewhere, everywhere=everywhere)
+
+
+def _namespaces(deployment: dict[str, Any]) -> list[str]:
+    """Those that an operator was installed for; none: all."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    told = [
+        one.get("value") or "" for c in containers for one in c.get("env") or [] if one["name"] == NAMESPACES
+    ]
+    return [name.strip() for name in ",".join(told).split(",") if name.strip()]
 
 
 def _of_a_demo(cluster: Kubectl, operator: str) -> bool:
@@ -197,7 +215,7 @@ def delete_definitions(cluster: Kubectl, settings: OwnSettings) -> str:
             f"the definitions are not of release {RELEASE} and stay" if there else "no definitions are there"
         )
     found = find(cluster, settings)
-    if operators := [*filter(None, [found.operator]), *found.demos]:
+    if operators := [*filter(None, [found.operator]), *found.elsewhere]:
         return f"the definitions stay: operator {operators[0]} is there"
     for name in ours:
         if cluster.get(name, "--all-namespaces")["items"]:

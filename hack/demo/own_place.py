@@ -50,7 +50,7 @@ class OwnPlace:
         self.up = False
         self._settings = settings
         self._claim = Claim(self.cluster, settings)
-        self._found: Found | None = None
+        self._found = Found(())
         self._store: Store | None = None
         self._samples = 0
 
@@ -83,7 +83,6 @@ class OwnPlace:
 
     def _operate(self, installs: bool, console: Console) -> None:
         settings = self._settings
-        assert self._found is not None
         if not installs:
             self.operator_namespace = self._found.namespace
             console.say(f"operator: {self._found.operator} is there and is used as it is")
@@ -98,7 +97,7 @@ class OwnPlace:
         self._apply(name)
         watch.start()
         try:
-            taken_up(watch, settings.namespace)
+            taken_up(watch, self._found)
             watch.wait("first step of the control run", START_SECONDS, lambda seen: seen.step > 0)
             self._samples = self._count_samples(watch)
             console.say(f"control run trains: step {watch.seen.step} of {settings.steps}")
@@ -139,7 +138,7 @@ class OwnPlace:
 
     def scenario(self, watch: Watch, console: Console) -> OwnScenario:
         """Here nothing is done to nodes."""
-        return OwnScenario(self.cluster, watch, self._settings, console, self._claim)
+        return OwnScenario(self.cluster, watch, self._settings, console, self._claim, self._found)
 
     def evidence(self) -> Evidence:
         """Journal and ledgers, both from the store."""
@@ -183,7 +182,6 @@ class OwnPlace:
     def steps_of_cleaning(self) -> list[Step]:
         """In their order: a job needs its operator to go."""
         settings, cluster = self._settings, self.cluster
-        assert self._found is not None
         name, by_hand = settings.namespace, cluster.by_hand
         names = (settings.control_name, JOB)
         steps = [
@@ -270,9 +268,10 @@ def announcement(settings: OwnSettings, found: Found, taken_over: str | None = N
     else:
         reused = " and the definitions (CRDs) that are there"
         with_what = reused if found.definitions else ", with its definitions (CRDs) and cluster roles"
+        beside = f"; {', '.join(found.elsewhere)} serves other namespaces only" if found.elsewhere else ""
         operator = (
             f"{'upgrades' if found.ours else 'installs'} helm release {RELEASE} in namespace {settings.namespace}"
-            f"{with_what}: {settings.operator_image or '?'}, {settings.sidecar_image or '?'}"
+            f"{with_what}: {settings.operator_image or '?'}, {settings.sidecar_image or '?'}{beside}"
         )
     what = f"{settings.gpus} GPUs" if settings.gpus else f"{settings.ranks} ranks on CPUs"
     place = f"namespace {settings.namespace} with Secret {STORE_SECRET} and a ConfigMap"

@@ -18,6 +18,7 @@ from hack.demo.console import Console
 from hack.demo.faults import Fault
 from hack.demo.own_checks import JOBS
 from hack.demo.own_claim import Claim
+from hack.demo.own_operator import LABEL, Found
 from hack.demo.own_settings import OwnSettings
 from hack.demo.proofs import Expected
 from hack.demo.scenario import NODE_LOSS_SECONDS, Scenario, Told
@@ -47,15 +48,22 @@ class OwnScenario(Scenario):
     through = "a killed rank, a deleted pod and two resizes"
 
     def __init__(
-        self, cluster: Kubectl, watch: Watch, settings: OwnSettings, console: Console, claim: Claim
+        self,
+        cluster: Kubectl,
+        watch: Watch,
+        settings: OwnSettings,
+        console: Console,
+        claim: Claim,
+        found: Found,
     ) -> None:
         super().__init__(watch, settings, console)
         self._cluster, self._namespace, self._claim = cluster, settings.namespace, claim
+        self._found = found
         self.story = story(settings.ranks)
 
     def play(self) -> Told:
         """The whole story. Raises DemoError naming what did not happen in time."""
-        taken_up(self._watch, self._namespace)
+        taken_up(self._watch, self._found)
         self._trains(attempt=1, seconds=START_SECONDS)
         self._commits(2)
         killed, in_place = self._kill_a_rank(self._kill)
@@ -125,14 +133,15 @@ def _planned(ranks: int, nodes: int) -> tuple[int, int]:
     return found.topology.mesh.dp, found.topology.batch.accumulation
 
 
-def taken_up(watch: Watch, namespace: str) -> None:
-    """Wait for an operator's first word. Raises DemoError when there is none."""
+def taken_up(watch: Watch, found: Found) -> None:
+    """Wait for an operator's first word. Raises DemoError when there is none, with where to look."""
     try:
         watch.wait("word of an operator", TAKEN_UP_SECONDS, lambda seen: bool(seen.status))
     except LostError:
         raise
     except DemoError as error:
+        used = f"operator {found.operator}" if found.operator else "the operator that the demo installed"
         raise DemoError(
-            f"{error}. An operator that was installed for certain namespaces only (value `namespaces`) does not serve "
-            f"{namespace}: add it there, or give one of its namespaces as --namespace"
+            f"{error}. No word of {used}, which should serve this namespace: see its log (`kubectl logs -l {LABEL} -n "
+            f"{found.namespace or watch.namespace}`), whether it runs and what it says of this namespace"
         ) from error

@@ -120,7 +120,7 @@ class Watch:
     ) -> None:
         """`lost` is asked each time, given server, name and job (empty: there is none)."""
         self._server, self._ask_lost, self._lost = server, lost, ""
-        self._namespace, self._name = namespace, name
+        self.namespace, self._name = namespace, name
         self._log = log.open("a")
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -187,7 +187,7 @@ class Watch:
 
     def _get_job(self) -> JobObject:
         path = (
-            f"/apis/{API_GROUP}/{API_VERSION}/namespaces/{self._namespace}/resumabletrainingjobs/{self._name}"
+            f"/apis/{API_GROUP}/{API_VERSION}/namespaces/{self.namespace}/resumabletrainingjobs/{self._name}"
         )
         try:
             found: JobObject = json.loads(self._server.get(path, 5))
@@ -198,7 +198,7 @@ class Watch:
         return found
 
     def _get_pods(self) -> list[JobObject]:
-        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={API_GROUP}%2Fjob%3D{self._name}"
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={API_GROUP}%2Fjob%3D{self._name}"
         found: list[JobObject] = json.loads(self._server.get(path, 5))["items"]
         return found
 
@@ -207,7 +207,7 @@ class Watch:
         name = pod["metadata"]["name"]
         if pod["status"].get("phase") != "Running":
             return None
-        path = f"/api/v1/namespaces/{self._namespace}/pods/{name}:{DEFAULT_STATUS_PORT}/proxy/status"
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}:{DEFAULT_STATUS_PORT}/proxy/status"
         try:
             return SidecarStatus.model_validate_json(self._server.get(path, 1.0))
         except (client.ApiException, OSError, HTTPError, ValidationError) as error:

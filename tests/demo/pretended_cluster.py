@@ -30,6 +30,8 @@ class PretendedCluster(Kubectl):
         """Name to annotations."""
         self.deployments: list[tuple[str, str]] = []
         """Namespace and name, of operators."""
+        self.serves: dict[str, str] = {}
+        """Value of RTJ_OPERATOR_NAMESPACES by namespace/name of an operator."""
         self.namespaces: dict[str, dict[str, str]] = {}
         """Name to labels."""
         self.objects: dict[str, list[str]] = {}
@@ -118,8 +120,8 @@ class PretendedCluster(Kubectl):
         if resource == "deployments.apps":
             everywhere = "--all-namespaces" in words
             return _listed([
-                _object(name, namespace=namespace) for namespace, name in self.deployments
-                if everywhere or namespace == words[words.index("-n") + 1]
+                {**_object(name, namespace=namespace), "spec": _serving(self.serves.get(f"{namespace}/{name}", ""))}
+                for namespace, name in self.deployments if everywhere or namespace == words[words.index("-n") + 1]
             ])  # fmt: skip
         if resource == "namespace":
             labels = self.namespaces.get(words[0])
@@ -143,6 +145,12 @@ class PretendedCluster(Kubectl):
 
 def _object(name: str, **metadata: Any) -> dict[str, Any]:
     return {"kind": "Object", "metadata": {"name": name, **metadata}}
+
+
+def _serving(namespaces: str) -> dict[str, Any]:
+    """A deployment's spec as the chart makes it."""
+    env = [{"name": "RTJ_OPERATOR_NAMESPACES", "value": namespaces}, {"name": "POD", "valueFrom": {}}]
+    return {"template": {"spec": {"containers": [{"name": "operator", "env": env}]}}}
 
 
 def _listed(items: list[dict[str, Any]]) -> str:

@@ -14,11 +14,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).par
 
 from pretended_cluster import PretendedCluster  # noqa: E402
 
-from hack.demo import demo, own_checks, own_operator, own_place  # noqa: E402
+from hack.demo import demo, own_checks, own_operator, own_place, own_scenario  # noqa: E402
 from hack.demo.arguments import parse  # noqa: E402
 from hack.demo.own_operator import DEFINITIONS  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
 from hack.demo.settings import DemoError  # noqa: E402
+from hack.demo.watch import Watch  # noqa: E402
 
 NEEDED = ["--context", "lab", "--store", "s3://bucket/team/", "--registry", "registry.example.com/team"]
 OURS = {"meta.helm.sh/release-name": "rtj-demo", "meta.helm.sh/release-namespace": "rtj-demo"}
@@ -130,7 +131,7 @@ def test_the_operator_of_another_demo_is_not_used_since_it_goes_with_that_demo()
     cluster.namespaces = {"other": {"rtj-demo": "t0"}}
     cluster.deployments = [("other", "rtj-demo")]
     found = own_operator.find(cluster, settings())
-    assert (found.operator, found.demos) == ("", ("other/rtj-demo",))
+    assert (found.operator, found.elsewhere) == ("", ("other/rtj-demo",))
     assert "operator other/rtj-demo is there" in own_operator.delete_definitions(cluster, settings())
     cluster.namespaces = {"other": {}}
     assert own_operator.find(cluster, settings()).operator == "other/rtj-demo"
@@ -203,3 +204,32 @@ def test_a_release_that_helm_was_killed_over_is_cleared_and_nobody_else_s(status
     settled.releases = [{**mine, "status": "deployed"}]
     own_operator.install(settled, settings(), own_operator.Found(DEFINITIONS, "rtj-demo/rtj-demo", ours=True))
     assert settled.ran("helm uninstall") == []
+
+
+def test_an_operator_of_other_namespaces_is_left_to_them_and_the_demo_installs_its_own() -> None:
+    """It would never take the demo's job up; and the demo uses no namespace that it has not made."""
+    cluster = PretendedCluster()
+    cluster.definitions = {name: {} for name in DEFINITIONS}
+    cluster.deployments, cluster.serves = [("rtj-system", "rtj")], {"rtj-system/rtj": "team-a, team-b"}
+    found = own_operator.find(cluster, settings())
+    assert (found.operator, found.elsewhere) == ("", ("rtj-system/rtj",))
+    told = own_place.announcement(settings(), found)
+    assert "installs helm release rtj-demo in namespace rtj-demo" in told
+    assert "rtj-system/rtj serves other namespaces only" in told
+    cluster.definitions = dict.fromkeys(DEFINITIONS, OURS)
+    assert "operator rtj-system/rtj is there" in own_operator.delete_definitions(cluster, settings())
+    for serves in ("", "team-a,rtj-demo"):
+        cluster.serves = {"rtj-system/rtj": serves}
+        assert own_operator.find(cluster, settings()).operator == "rtj-system/rtj"
+
+
+def test_a_job_that_no_operator_takes_up_is_told_with_the_log_to_look_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(own_scenario, "TAKEN_UP_SECONDS", 0.1)
+    watch = Watch(None, "rtj-demo", "pretrain", tmp_path / "status.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(DemoError, match=r"No word of operator rtj-system/rtj.*-n rtj-system`") as caught:
+        own_scenario.taken_up(watch, own_operator.Found((), "rtj-system/rtj"))
+    assert "--namespace" not in str(caught.value), "a namespace that is there already would be refused"
+    with pytest.raises(DemoError, match=r"that the demo installed.*-n rtj-demo`"):
+        own_scenario.taken_up(watch, own_operator.Found(()))
