@@ -264,6 +264,7 @@ class EventReason(StrEnum):
     JOB_ALTERED = "JobAltered"
     FAULTS_ARMED = "FaultsArmed"
     FAULTS_REFUSED = "FaultsRefused"
+    OPERATOR_FAILING = "OperatorFailing"
 
 
 EVENT_DOCS: dict[EventReason, str] = {
@@ -304,6 +305,7 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.JOB_ALTERED: "Somebody scaled a placement's Job, so another placement replaces it; what it had.",
     EventReason.FAULTS_ARMED: "A drill's signed fault orders were handed to the first pods; which faults, how often.",
     EventReason.FAULTS_REFUSED: "Fault orders on the job are not carried out; what is missing.",
+    EventReason.OPERATOR_FAILING: "The operator fails on the job by a fault of its own; what to report.",
 }
 
 

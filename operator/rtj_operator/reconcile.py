@@ -23,7 +23,14 @@ from rtj_operator.decide import Decision, Observed, View, decide
 from rtj_operator.decide.actions import Event, FenceAndPublish, WriteStatus
 from rtj_operator.decide.lifetime import life_since
 from rtj_operator.decide.observed import Lived
-from rtj_operator.decide.trouble import Trouble, cannot_look, troubled, unreadable
+from rtj_operator.decide.trouble import (
+    Trouble,
+    cannot_look,
+    failing,
+    fault_sentence,
+    troubled,
+    unreadable,
+)
 from rtj_operator.dryrun import DryRun, needed
 from rtj_operator.events import EventPoster
 from rtj_operator.fencetrouble import FenceTrouble
@@ -289,6 +296,22 @@ class Reconciler:
             await self._tell(status, Subject(raw, job, spec, status, Observed()))
         except KubeError as exc:
             log.warning("%s/%s: %s (and it is not in the status: %s)", spec.namespace, spec.name, why[1], exc)
+
+    async def failed(self, key: Key, exc: Exception) -> None:
+        """A look ended in an exception that nobody expected: the job says so. Raises whatever fails at saying it."""
+        self.memory.stale(key)
+        raw = await self.kube.get(RTJ, *key)
+        sentence = fault_sentence(exc)
+        now = datetime.fromtimestamp(self.now(), UTC)
+        job = parse_job(raw)
+        status, event = failing(job, now, type(exc).__name__, sentence)
+        await self.events.post(raw, (event,))
+        if status != job.status:
+            body = await self.kube.write_status(
+                RTJ, *key, status.to_dict(), uid=raw["metadata"]["uid"],
+                resource_version=raw["metadata"]["resourceVersion"],
+            )  # fmt: skip
+            self.memory.told(key, body)
 
     async def _unreadable(self, raw: Object, sentence: str) -> float:
         """An object stored under another schema: say it where there is a place, touch nothing."""

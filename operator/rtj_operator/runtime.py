@@ -147,13 +147,20 @@ class Runtime:
         except TryLater as exc:
             result = "retry"
             log.warning("%s/%s: again in %.1f s: %s", *key, self.queue.retry(key), exc)
-        except (
-            Exception
-        ):  # a bug must not stop the other jobs: logged, counted, tried again with a growing wait
+        except Exception as exc:
+            # A bug must not stop the other jobs: logged, counted, said, tried again with a growing wait.
             result = "error"
             log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
+            await self._tell(key, exc)
         self._worked = time.monotonic()
         self.metrics.reconcile_seconds.labels(result).observe(self._worked - started)
+
+    async def _tell(self, key: Key, fault: Exception) -> None:
+        """Say in the job that the operator fails on it: its users do not read this log."""
+        try:
+            await self.reconciler.failed(key, fault)
+        except Exception as exc:  # nothing that goes wrong with saying it may end the worker
+            log.warning("%s/%s: that it fails is not in the status: %s: %s", *key, type(exc).__name__, exc)
 
     def _paced(self, after: float | None) -> float | None:
         """Seconds until the next look at a job of which no watch brings news meanwhile.

@@ -35,7 +35,7 @@ from rtj_operator.decide.resize import (
     spec_changed,
     suspended,
 )
-from rtj_operator.decide.trouble import refused_so_far, still_said
+from rtj_operator.decide.trouble import goes_on_again, refused_so_far, still_said
 from rtj_operator.decide.unstarted import why_unstarted, with_unstarted
 from rtj_operator.decide.verdicts import with_conditions
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, Wanted, backoff_left, told
@@ -61,7 +61,7 @@ def decide(
     if (alone := removal(before)) is not None:
         return alone
     view = replace(before, status=with_commits(before))
-    view = as_placed(reopened(view))
+    view = as_placed(reopened(replace(view, status=goes_on_again(view.status))))
     step = next((s for check in CHECKS if (s := check(view)) is not None), Step(view.status))
     return with_finalizer(before, _decision(before, view, with_nudges(view, held_back(view, step))))
 

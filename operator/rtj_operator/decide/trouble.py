@@ -34,6 +34,7 @@ REFUSALS = frozenset(
         Reason.RIGHT_MISSING,
         Reason.WEBHOOK_FAILING,
         Reason.API_SERVER_FAILING,
+        Reason.OPERATOR_FAILING,
     }
 )
 """Reasons of refused actions that are tried again."""
@@ -141,6 +142,43 @@ def cannot_look(
     if status.phase in (None, Phase.PENDING):
         status = told(status, Phase.PENDING, reason, sentence)
     return status.model_copy(update={"conditions": found}), event
+
+
+def fault_sentence(exc: Exception) -> str:
+    """What a job says of a fault of the operator's own that it meets."""
+    text = printable(str(exc))[:500]
+    return (
+        f"the operator fails on this job: {type(exc).__name__}{': ' if text else ''}{text}. This is a fault of the "
+        "operator and not of the job: report it, with the traceback of this job in the operator's log. Ranks that "
+        "train go on, and the job is looked at again within a minute"
+    )
+
+
+def failing(job: ResumableTrainingJob, now: datetime, fault: str, sentence: str) -> tuple[JobStatus, Event]:
+    """The status of a job at which the operator fails, `fault` being the exception's name: written once for each, since
+    what an exception says may differ each time. An ended job keeps its sentence."""
+    status, meta = job.status, job.metadata
+    said = find(status.conditions, ConditionType.DEGRADED)
+    if (
+        said is not None
+        and (said.status, said.reason, said.observed_generation)
+        == ("True", Reason.OPERATOR_FAILING.value, meta.generation)
+        and f" {fault}" in said.message.partition(". This")[0]
+    ):
+        sentence = said.message
+    verdict = Verdict(ConditionType.DEGRADED, True, Reason.OPERATOR_FAILING, sentence)
+    found = set_conditions(status.conditions, (verdict,), generation=meta.generation, now=now)
+    if status.phase not in (Phase.COMPLETE, Phase.FAILED):
+        status = told(status, status.phase or Phase.PENDING, Reason.OPERATOR_FAILING, sentence)
+    event = Event(EventReason.OPERATOR_FAILING, sentence[:1000], f"{fault}/{meta.generation}", warning=True)
+    return status.model_copy(update={"conditions": found}), event
+
+
+def goes_on_again(status: JobStatus) -> JobStatus:
+    """The status without the sentence about a fault of the operator's own: this look has come to a decision."""
+    if status.reason != Reason.OPERATOR_FAILING or status.phase is None:
+        return status
+    return told(status, status.phase, Reason.AS_EXPECTED, "the operator goes on with this job")
 
 
 def _steady(sentence: str) -> str:
