@@ -75,6 +75,21 @@ def test_a_rank_that_gives_up_what_it_had_sealed_gets_its_buffer_back(make_world
     eventually(lambda: one.control()[1] is BufferState.FREE, "its buffer is free")
 
 
+def test_a_seal_that_cannot_be_read_keeps_no_buffer_and_the_next_save_commits(make_world: MakeWorld) -> None:
+    """As one of more than MAX_SEAL_BYTES, or of a version that says something else."""
+    world = make_world(1, 2).start()
+    world.begin()
+    _, one = world.connect()
+    save = Save(world, 3)
+    one.stage(save)
+    (one.folder / "seal.json").write_bytes(b"{}")
+    assert isinstance(one.ask(m.Sealed(save_id=save.id, rank=1)), m.Failure)
+    assert one.control()[1] is BufferState.FREE
+    assert isinstance(one.ask(m.GiveUp(save_id=save.id, rank=1, reason="refused")), m.Done)
+    world.wait(save, SaveOutcome.FAILED)
+    world.wait(world.save(4))
+
+
 def test_notes_keep_give_ups_of_the_newest_epoch_that_have_no_outcome(tmp_path: Path) -> None:
     notes = Notes(tmp_path / "sidecar.json")
     notes.give_up("old", 1, {0: "x"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -77,6 +78,42 @@ def test_a_full_volume_fails_the_save_by_name_and_training_goes_on(
     assert "raise checkpoint.staging.size" in said[0]
     assert outcome_of(world, plan).kind == OutcomeKind.FINISHED
     assert world.status()["consecutiveFailures"] == 0
+
+
+class Hoard:
+    """State that is more than a rank's documents may be, until it is thrown away."""
+
+    def __init__(self) -> None:
+        self.texts = ["x" * (1 << 20)] * 64
+
+    def state_dict(self) -> dict[str, list[str]]:
+        return {"texts": self.texts}
+
+    def load_state_dict(self, state: dict[str, list[str]]) -> None:
+        self.texts = state["texts"]
+
+
+def test_documents_above_the_limit_fail_the_save_by_the_name_of_the_largest_and_the_next_one_commits(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, hoard = world.attempt(topology(1, 4), checkpoint=WAITING), Hoard()
+
+    def each(session: Session) -> None:
+        if session.step == 3:
+            hoard.texts.clear()
+
+    with rank_of(world, plan, monkeypatch):
+        parts = Parts()
+        with parts.session(total_steps=4, extra={"box": hoard}) as session:
+            parts.train(session, each)
+    assert commits_of(world, plan) == [4]
+    (said,) = [r.getMessage() for r in caplog.records if "save of step 2 failed" in r.getMessage()]
+    found = re.search(
+        r"rank 0 has (\d+) bytes of documents .* takes 67108864 .* largest is extra.box with (\d+) bytes",
+        said,
+    )
+    assert found is not None, said
+    assert 64 << 20 < int(found[2]) < int(found[1]) < 65 << 20
 
 
 def test_a_volume_that_stays_full_makes_the_end_fail_by_name(

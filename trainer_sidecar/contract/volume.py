@@ -46,6 +46,8 @@ ENV_TELLS_OUTCOME = "RTJ_TELLS_OUTCOME"
 
 DEFAULT_STATUS_PORT = 9477
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_SEAL_BYTES = 64 * 1024 * 1024
+"""A rank's `seal.json`: all that its part of a save holds beside tensors."""
 
 
 class BufferState(IntEnum):

@@ -12,12 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer_sidecar.contract.checkpoint import Part, Seal
-from trainer_sidecar.contract.volume import CONTROL_SIZE, BufferState, Volume, pack_control, unpack_control
+from trainer_sidecar.contract.volume import (
+    CONTROL_SIZE,
+    MAX_SEAL_BYTES,
+    BufferState,
+    Volume,
+    pack_control,
+    unpack_control,
+)
 from trainer_sidecar.sidecar import workdir
 
 _BUFFER = re.compile(r"^buffer-\d{1,4}$")
 _RANK = re.compile(r"^rank-(\d{5})$")
-MAX_SEAL_BYTES = 64 * 1024 * 1024
 _MADV_POPULATE_READ = 22
 _MAPPED_AT_ONCE = 32 * 1024 * 1024
 
@@ -86,6 +92,15 @@ class RankStage:
         """FREE, unless the buffer has moved on to another generation."""
         if self.control(buffer)[0] == generation:
             self.set_control(buffer, generation, BufferState.FREE)
+
+    def free_sealed(self, but: str = "") -> None:
+        """Free every buffer that is sealed, without the one named `but`: their seal cannot be read, so no save takes
+        their bytes, and nobody else knows which of them it was. A damaged control block is left as it is."""
+        for buffer in self.buffers():
+            with suppress(ValueError):
+                generation, state = self.control(buffer)
+                if state is BufferState.SEALED and buffer != but:
+                    self.free(buffer, generation)
 
     def buffers(self) -> list[str]:
         """Names of buffers that have a control block."""

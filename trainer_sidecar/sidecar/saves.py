@@ -95,6 +95,7 @@ class Saves:
         try:
             seal = stage.seal()
         except ValueError as exc:
+            self._free_unread(stage)
             raise SaveRefusedError(str(exc)) from exc
         if seal is None or seal.save_id != save_id:
             found = f"save {seal.save_id[:8]}" if seal else "nothing"
@@ -109,9 +110,16 @@ class Saves:
             seal = stage.seal()
         except ValueError as exc:
             log.warning("a seal cannot be read", extra={"rank": rank, "reason": str(exc)})
+            self._free_unread(stage)
             return
         if seal is not None and seal.save_id == save_id:
             free_buffer(stage, seal)
+
+    def _free_unread(self, stage: RankStage) -> None:
+        """The buffer of a seal that cannot be read, and not that of the save in flight."""
+        with self._lock:
+            held = self._current.seals.get(stage.rank) if self._current is not None else None
+            stage.free_sealed(held.buffer if held is not None else "")
 
     def take(self, stage: RankStage, seal: Seal) -> None:
         """Begin or join the save of `seal`. Raises SaveRefusedError."""
@@ -241,7 +249,7 @@ class Saves:
         save = self._current
         if save is not None and save.save_id == save_id:
             self.fail(save, rank, reason)
-        if save is None or rank not in save.phases:
+        if save is None or save.save_id != save_id or rank not in save.phases:
             self._let_go(save_id, rank)
         self.on_change()
 

@@ -39,6 +39,7 @@ from trainer_sidecar.train.gradients import is_gradient
 from trainer_sidecar.train.in_flight import CODES, Code, InFlight
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.save_cost import SaveCost
+from trainer_sidecar.train.seal_limit import seal_bytes
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
 __all__ = ["Code", "Content", "InFlight", "Saves", "mesh_digest"]
@@ -273,9 +274,12 @@ class Saves:
             found["gradient_digest"] = to_hex(gradients)
         seal = seal.model_copy(update={**found, "replica_digests": shared})
         try:
-            write_by_rename(self._stager.folder / "seal.json", seal.to_bytes())
-        except OSError as error:
-            self._give_up(seal.save_id, f"cannot write the seal: {error}")
+            write_by_rename(self._stager.folder / "seal.json", seal_bytes(seal))
+        except (StagingFailed, OSError) as error:
+            what = "cannot write the seal: " if isinstance(error, OSError) else ""
+            save.detail = f"{what}{error}"
+            log.error("step %d is not saved: %s", save.step, save.detail)
+            self._give_up(seal.save_id, save.detail)
             return
         self._stager.seal(seal.generation)
         try:
