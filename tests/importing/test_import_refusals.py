@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save_file
 from torch.distributed.checkpoint import metadata
 
@@ -46,6 +47,24 @@ def changed_map(folder: Path, **changes: str) -> None:
     sharded(folder)
     known = json.loads((folder / INDEX).read_text())["weight_map"]
     (folder / INDEX).write_text(json.dumps({"weight_map": {**known, **changes}}))
+
+
+def raw(folder: Path, header: bytes) -> None:
+    """A header that `json` would not write."""
+    single(folder).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+
+
+def changed_metadata(folder: Path, change: Callable[[Any], Any]) -> None:
+    """A folder of torch.distributed.checkpoint with one tensor, its index changed by hand."""
+    dcp.save({"a": torch.zeros(4)}, checkpoint_id=folder, no_dist=True)
+    path = folder / ".metadata"
+    found = pickle.loads(path.read_bytes())
+    change(found)
+    path.write_bytes(pickle.dumps(found))
+
+
+def chunk(index: Any) -> Any:
+    return index.state_dict_metadata["a"].chunks[0]
 
 
 def cut(path: Path) -> None:
@@ -130,6 +149,73 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: (f / ".metadata").write_bytes(pickle.dumps(Fetches(), 4)),
         r"fetches 'mro' of <class 'torch\.Size'>: it is not read",
     ),
+    "infinite": (
+        lambda f: raw(f, b'{"a":{"dtype":"F32","shape":[1e999,2],"data_offsets":[0,8]}}'),
+        r"a has the shape \[inf, 2\], which is no list of whole numbers",
+    ),
+    "no number": (
+        lambda f: raw(f, b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[NaN,8]}}'),
+        r"a has the data_offsets \[nan, 8\]",
+    ),
+    "rounded": (
+        lambda f: raw(f, b'{"a":{"dtype":"F32","shape":[2.9],"data_offsets":[0,8]}}'),
+        r"a has the shape \[2\.9\]",
+    ),
+    "text": (
+        lambda f: raw(f, b'{"a":{"dtype":"F32","shape":"2","data_offsets":[0,8]}}'),
+        "a has the shape '2'",
+    ),
+    "negative": (lambda f: file(single(f), {"a": entry(shape=(-2,))}, bytes(8)), r"a has the shape \[-2\]"),
+    "true": (
+        lambda f: raw(f, b'{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}'),
+        r"a has the shape \[True, 2\]",
+    ),
+    "no dtype": (
+        lambda f: raw(f, b'{"a":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}}'),
+        "the entry of a is malformed",
+    ),
+    "deep": (lambda f: raw(f, b"[" * 200000), r"model\.safetensors .* nested too deeply"),
+    "deep index": (lambda f: (f / INDEX).write_bytes(b"[" * 200000), "index.json .* nested too deeply"),
+    "named twice": (
+        lambda f: raw(f, b'{"a":%s,"a":%s}' % ((json.dumps(entry()).encode(),) * 2)),
+        "model.safetensors names 'a' twice",
+    ),
+    "file's name": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {"a": 3}}'),
+        "a is in 3, which is no file's name",
+    ),
+    "shared bytes": (
+        lambda f: file(single(f), {"a": entry(), "b": entry(shape=(1,), offsets=(4, 8))}, bytes(8)),
+        r"model\.safetensors: a ends at byte \d+ and b begins at \d+: two tensors share bytes",
+    ),
+    "half a character": (
+        lambda f: raw(f, b'{"\\ud800":%s}' % json.dumps(entry()).encode()),
+        r"the name '\\ud800' is no text that can be stored",
+    ),
+    "uncountable": (
+        lambda f: file(single(f), {"a": entry(shape=(2**70, 0), offsets=(0, 0))}, b""),
+        r"a has shape \[1180591620717411303424, 0\], more than the 9223372036854775807 elements",
+    ),
+    "another pickle": (
+        lambda f: (f / ".metadata").write_bytes(b"\x80\x04K\x01K\x02\x93."),
+        "cannot be read as an index",
+    ),
+    "changed index": (
+        lambda f: changed_metadata(f, lambda m: m.state_dict_metadata["a"].chunks.__setitem__(0, 7)),
+        r"\.metadata is malformed: AttributeError",
+    ),
+    "half": (
+        lambda f: changed_metadata(f, lambda m: setattr(m.state_dict_metadata["a"], "size", torch.Size([8]))),
+        r"a of shape \[8\] has 8 elements, and its pieces hold 4",
+    ),
+    "twice": (
+        lambda f: changed_metadata(f, lambda m: m.state_dict_metadata["a"].chunks.append(chunk(m))),
+        r"a ends at byte \d+ and a begins at \d+: two tensors share bytes",
+    ),
+    "outside its shape": (
+        lambda f: changed_metadata(f, lambda m: setattr(m.state_dict_metadata["a"], "size", torch.Size([3]))),
+        r"a at \[0\], size \[4\], leaves its shape \[3\]",
+    ),
     "no metadata": (lambda f: (f / ".metadata").write_bytes(b"x"), "cannot be read as an index"),
 }
 
@@ -139,7 +225,7 @@ def test_it_is_refused_with_the_name_of_what_is_wrong(name: str, tmp_path: Path)
     make, says = CASES[name]
     make(tmp_path)
     with pytest.raises(UnfitSourceError, match=says):
-        read(tmp_path)
+        read(tmp_path).below("")
     assert not (tmp_path / "ran").exists()
 
 

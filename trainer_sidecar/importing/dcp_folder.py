@@ -28,6 +28,8 @@ _ALLOWED = {
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
 }
+_MALFORMED = (AttributeError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""What a pickle of other values than an index has them runs into."""
 _LOCAL_HEADER = 30
 """Bytes of a zip member's header before its name."""
 
@@ -40,17 +42,26 @@ def read(folder: Path) -> Source:
     except ImportError as exc:
         raise UnfitSourceError(f"a folder of torch.distributed.checkpoint needs torch here: {exc}") from exc
     index = _index(folder / METADATA, torch)
+    try:
+        return _source(folder, index, MetadataIndex, TensorStorageMetadata)
+    except _MALFORMED as exc:
+        raise UnfitSourceError(
+            f"{folder / METADATA} is malformed: {type(exc).__name__}: {exc}: save the checkpoint again with dcp.save"
+        ) from exc
+
+
+def _source(folder: Path, index: Any, at: Any, tensors: Any) -> Source:
     files: dict[str, list[Piece]] = {}
     others = []
     for name, entry in index.state_dict_metadata.items():
-        if not isinstance(entry, TensorStorageMetadata):
+        if not isinstance(entry, tensors):
             others.append(name)
             continue
         dtype = str(entry.properties.dtype).removeprefix("torch.")
         if dtype not in ITEM_SIZE:
             raise UnfitSourceError(f"{name} has dtype {dtype}, which no checkpoint holds: convert it first")
         for chunk in entry.chunks:
-            stored = index.storage_data.get(MetadataIndex(name, chunk.offsets))
+            stored = index.storage_data.get(at(name, chunk.offsets))
             if stored is None:
                 raise UnfitSourceError(
                     f"{folder / METADATA}: nothing says where {name} at {list(chunk.offsets)} lies"
@@ -83,9 +94,19 @@ def _index(path: Path, torch: Any) -> Any:
 
     try:
         found = Reader(io.BytesIO(path.read_bytes())).load()
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError) as exc:
+    except UnfitSourceError:
+        raise
+    except (
+        *_MALFORMED,
+        OSError,
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        ImportError,
+        MemoryError,
+    ) as exc:
         raise UnfitSourceError(
-            f"{path} cannot be read as an index of torch.distributed.checkpoint: {exc}"
+            f"{path} cannot be read as an index of torch.distributed.checkpoint: {type(exc).__name__}: {exc}"
         ) from exc
     if not getattr(found, "state_dict_metadata", None) or not isinstance(found.storage_data, dict):
         raise UnfitSourceError(
@@ -129,7 +150,9 @@ def _payload(path: Path, stored: Any, name: str, dtype: str, size: tuple[int, ..
         part = _Part(file, stored.offset, stored.length)
         try:
             inside = _member(part, what, prod(size) * ITEM_SIZE[dtype], size)
-        except zipfile.BadZipFile as exc:
+        except UnfitSourceError:
+            raise
+        except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as exc:
             raise UnfitSourceError(f"{what} was not written by torch.save: {exc}") from exc
     return int(stored.offset) + inside
 

@@ -45,11 +45,13 @@ def read(folder: Path) -> Source:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    try:
-        found = json.loads(path.read_bytes())["weight_map"]
-        names = {str(k): str(v) for k, v in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise UnfitSourceError(f"{path} is no index of safetensors files: {exc!r}") from exc
+    found = _json(path, path.read_bytes(), "an index of safetensors files")
+    names = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(names, dict):
+        raise UnfitSourceError(f"{path} is no index of safetensors files: it has no table weight_map")
+    for name, file in names.items():
+        if not isinstance(file, str):
+            raise UnfitSourceError(f"{path}: {name} is in {file!r}, which is no file's name")
     outside = next((v for v in names.values() if Path(v).name != v), None)
     if outside is not None or not names:
         raise UnfitSourceError(f"{path} names {outside or 'no file'}: files must lie beside it")
@@ -77,10 +79,8 @@ def _header(path: Path) -> tuple[Mapping[str, Any], int]:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= _MAX_HEADER:
                 raise UnfitSourceError(f"{path} is no safetensors file: a header of {length} bytes")
-            header = json.loads(file.read(length))
-    except (OSError, ValueError) as exc:
-        if isinstance(exc, UnfitSourceError):
-            raise
+            header = _json(path, file.read(length), "a safetensors file")
+    except OSError as exc:
         raise UnfitSourceError(f"{path} cannot be read as a safetensors file: {exc}") from exc
     if not isinstance(header, dict):
         raise UnfitSourceError(f"{path} is no safetensors file: its header is no table")
@@ -88,22 +88,56 @@ def _header(path: Path) -> tuple[Mapping[str, Any], int]:
 
 
 def _piece(path: Path, name: str, entry: Any, begin: int, size: int) -> Piece:
-    try:
-        code, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
-        first, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as exc:
-        raise UnfitSourceError(f"{path}: the entry of {name} is malformed: {exc!r}") from exc
+    wanted = ("dtype", "shape", "data_offsets")
+    if not isinstance(entry, dict) or any(key not in entry for key in wanted):
+        raise UnfitSourceError(f"{path}: the entry of {name} is malformed: {', '.join(wanted)} are wanted")
+    code, shape = entry["dtype"], tuple(_numbers(path, name, entry, "shape"))
+    offsets = _numbers(path, name, entry, "data_offsets")
+    if not isinstance(code, str) or len(offsets) != 2:
+        raise UnfitSourceError(f"{path}: the entry of {name} is malformed: {entry!r}")
+    first, end = offsets
     if code not in _NAMES:
         raise UnfitSourceError(
             f"{path}: {name} has dtype {code}, which no checkpoint holds: convert it first"
         )
     expected = prod(shape) * ITEM_SIZE[_NAMES[code]]
-    if end - first != expected or min(shape, default=0) < 0:
+    if end - first != expected:
         raise UnfitSourceError(
             f"{path}: {name} is {code}{list(shape)}, which takes {expected} bytes, and has {end - first}"
         )
-    if first < 0 or begin + end > size:
+    if begin + end > size:
         raise UnfitSourceError(
             f"{path}: {name} ends at byte {begin + end} of a file of {size} bytes: it was not copied whole"
         )
     return Piece(name, _NAMES[code], shape, (0,) * len(shape), shape, begin + first)
+
+
+def _numbers(path: Path, name: str, entry: dict[str, Any], key: str) -> list[int]:
+    """Whole numbers from 0 on, as they stand there: nothing is rounded or taken for another."""
+    found = entry[key]
+    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+        raise UnfitSourceError(
+            f"{path}: {name} has the {key} {found!r}, which is no list of whole numbers from 0 on"
+        )
+    return found
+
+
+def _json(path: Path, data: bytes, kind: str) -> Any:
+    """A document that names nothing twice. Raises UnfitSourceError."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise UnfitSourceError(f"{path} names {twice!r} twice")
+        return found
+
+    try:
+        return json.loads(data, object_pairs_hook=table)
+    except UnfitSourceError:
+        raise
+    except RecursionError as exc:
+        raise UnfitSourceError(f"{path} cannot be read as {kind}: it is nested too deeply") from exc
+    except ValueError as exc:
+        raise UnfitSourceError(f"{path} cannot be read as {kind}: {exc}") from exc
