@@ -62,6 +62,15 @@ def test_what_a_session_saved_is_loaded_by_dcp_and_one_process_has_one_way_of_sa
         dcp.load(state, storage_reader=SidecarReader(device="cpu"))
         with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: model\.9"):
             dcp.load({"model": {"9": torch.zeros(1)}}, storage_reader=SidecarReader())
+        writer, left = (
+            SidecarWriter(),
+            r"in part: 11 of its tensors and values, optimizer\.0\.0\.bias\.exp_avg, ",
+        )
+        with pytest.raises(CheckpointException, match=left):
+            dcp.save(state, checkpoint_id=3, storage_writer=writer)
+        dcp.load({"model": state["model"]}, storage_reader=SidecarReader(partial=True))
+        dcp.save(state, checkpoint_id=3, storage_writer=writer)
+    assert world.commit_of(3).step == 3
     for name, tensor in trained.model.state_dict().items():
         assert torch.equal(state["model"][name], tensor), name
     own = trained.optimizer.state[trained.model[0].weight]["exp_avg"]

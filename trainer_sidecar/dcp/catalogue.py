@@ -6,7 +6,7 @@ Tensors and values go by what DCP called them at the save; those of a `Session` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,11 @@ class Catalogue:
     def value(self, fqn: str) -> Any:
         """A value that is no tensor, tagged."""
         return self._items[self._stored.get(fqn, fqn)]
+
+    def unread(self, names: Iterable[str]) -> frozenset[str]:
+        """What there is beside `names`, by DCP's names; a tensor without elements needs no reading."""
+        held = {fqn for fqn, chunks in self._chunks.items() if chunks} | self._items.keys()
+        return frozenset(held.difference(self._stored.get(name, name) for name in names))
 
     def _take(self, opened: m.RestoreOpened, slices: Slices) -> None:
         fqns = [self._fqns[name] for name in opened.tensors.names]

@@ -6,8 +6,9 @@ point of the attempt, as the journal says: no folder is searched for the newest.
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -43,11 +44,13 @@ class SidecarReader(StorageReader):
     """Make it on all ranks. `restore_point` is None when the run has no commit yet: then there is nothing to load.
 
     Reads what `SidecarWriter` and `Session` have saved, on any number of ranks. `device` is that of the mesh of `join`.
-    Raises EnvironmentMissing outside `rtj run` and jobs.
+    Saves of this attempt wait until its loads have read all of it, together; with `partial`, what this reader loads is
+    all that the run goes on from. Raises EnvironmentMissing outside `rtj run` and jobs.
     """
 
-    def __init__(self, *, device: str | None = None) -> None:
+    def __init__(self, *, device: str | None = None, partial: bool = False) -> None:
         self._env = environment.join(device)
+        self._partial = partial
         self._opened: m.RestoreOpened | None = None
         self._catalogue: Catalogue | None = None
 
@@ -81,7 +84,10 @@ class SidecarReader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """Tell each rank what none of them reads: a rank alone may hold no element of a tensor that the others do."""
+        assert self._catalogue is not None
+        unread = self._catalogue.unread(item.storage_index.fqn for plan in plans for item in plan.items)
+        return [dataclasses.replace(plan, storage_data=unread) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fetch what this rank needs, verified, and copy it into the tensors. Raises CheckpointRefused."""
@@ -93,11 +99,23 @@ class SidecarReader(StorageReader):
             self._read_tensors([i for i in plan.items if i.type is LoadItemType.TENSOR], planner)
         finally:
             self._env.client.tell(m.CloseRestore(rank=self._env.rank))
-        loaded.note(self._env)
+        loaded.note(self._env, self._unread(plan, planner))
         self._tell_restored()
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _unread(self, plan: LoadPlan, planner: LoadPlanner) -> frozenset[str]:
+        """What this load leaves out of the restore point. A planner may drop what the global plan has told."""
+        assert self._catalogue is not None
+        if self._partial:
+            return frozenset()
+        given = getattr(planner, "state_dict", None)
+        names = {item.storage_index.fqn for item in plan.items} | set(
+            given if isinstance(given, Mapping) else ()
+        )
+        unread = self._catalogue.unread(names)
+        return unread & plan.storage_data if isinstance(plan.storage_data, frozenset) else unread
 
     def _tell_restored(self) -> None:
         rank, step = self._env.rank, self._point().step
