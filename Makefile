@@ -58,11 +58,17 @@ cluster-down: ## Stop the local cluster and remove what it left
 	@$(or $(wildcard $(PYTHON)),python3) hack/cluster down
 
 .PHONY: demo bench soak soak-cluster drills-cluster
-# The demo takes only what was typed: a CONTEXT or STORE of the environment was meant for something else.
-typed = $(if $(filter command,$(origin $(1))),$($(1)))
+# The demo takes only what was typed: a CONTEXT or STORE of the environment was meant for something else. It takes that
+# letter by letter, so neither make nor a shell reads it as its own language; ARGS are words of a shell, as everywhere.
+typed = $(if $(filter command,$(origin $(1))),$(value $(1)))
+unexport CONTEXT STORE REGISTRY NAMESPACE
+demo: export RTJ_DEMO_CONTEXT := $(call typed,CONTEXT)
+demo: export RTJ_DEMO_STORE := $(call typed,STORE)
+demo: export RTJ_DEMO_REGISTRY := $(call typed,REGISTRY)
+demo: export RTJ_DEMO_NAMESPACE := $(call typed,NAMESPACE)
 demo: $(if $(call typed,CONTEXT),venv,setup) ## Lose a node, shrink, resume and prove it, on a local cluster (or yours: CONTEXT=name STORE=s3://...)
-	@$(PYTHON) hack/demo $(if $(call typed,CONTEXT),--context '$(CONTEXT)') $(if $(call typed,STORE),--store '$(STORE)') \
-	  $(if $(call typed,REGISTRY),--registry '$(REGISTRY)') $(ARGS)
+	@$(PYTHON) hack/demo $${RTJ_DEMO_CONTEXT:+"--context=$$RTJ_DEMO_CONTEXT"} $${RTJ_DEMO_STORE:+"--store=$$RTJ_DEMO_STORE"} \
+	  $${RTJ_DEMO_REGISTRY:+"--registry=$$RTJ_DEMO_REGISTRY"} $${RTJ_DEMO_NAMESPACE:+"--namespace=$$RTJ_DEMO_NAMESPACE"} $(ARGS)
 bench: venv ## Measure saves, restores, relaunches and a thousand jobs (ARGS="scale relaunch --kills 20")
 	@$(PYTHON) bench $(ARGS)
 soak: venv ## Kill sidecars and ranks in 1000 random schedules on a real S3 server (ARGS="--schedules 20", "--outage 300")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,33 +17,60 @@ from hack.demo import demo  # noqa: E402
 from hack.demo.out_folder import DEFAULT, MARK, make_anew  # noqa: E402
 from hack.demo.settings import DemoError  # noqa: E402
 
-FROM_ELSEWHERE = {"CONTEXT": "production", "STORE": "s3://theirs", "REGISTRY": "registry.example.com"}
+FROM_ELSEWHERE = {"CONTEXT": "production", "STORE": "s3://theirs", "REGISTRY": "registry.example.com",
+                  "NAMESPACE": "theirs", "RTJ_DEMO_CONTEXT": "production"}  # fmt: skip
 
 
-def recipe(*words: str, **variables: str) -> list[str]:
-    """Commands of `make -n demo WORDS`, which runs none of them."""
+WHAT = """
+import json, os, sys
+print(json.dumps(sys.argv[1:]))
+"""
+
+
+def typed(folder: Path, *words: str, **variables: str) -> list[str]:
+    """What Python gets from `make demo WORDS`, without what make does before."""
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}{WHAT}")
+    python.chmod(0o755)
+    done = make("-o", "venv", "-o", "setup", "demo", f"PYTHON={python}", *words, **variables)
+    found: list[str] = json.loads(done)
+    assert found[0] == "hack/demo"
+    return found[1:]
+
+
+def make(*words: str, **variables: str) -> str:
     outer = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))
     }
-    done = subprocess.run(
-        ["make", "-n", "demo", *words], cwd=ROOT, env={**outer, **variables}, capture_output=True, text=True, check=True
-    )  # fmt: skip
-    return done.stdout.replace("\\\n", " ").splitlines()
+    return subprocess.run(
+        ["make", *words], cwd=ROOT, env={**outer, **variables}, capture_output=True, text=True, check=True
+    ).stdout
 
 
-def test_context_store_and_registry_of_the_environment_are_not_the_demo_s() -> None:
-    commands = recipe(**FROM_ELSEWHERE)
-    assert shlex.split(commands[-1]) == [".venv/bin/python", "hack/demo"]
-    assert any(command.endswith("hack/setup.sh") for command in commands), "the local cluster needs more"
-    mixed = shlex.split(recipe("CONTEXT=my lab", "ARGS=--gpus 0", **FROM_ELSEWHERE)[-1])
-    assert mixed[1:] == ["hack/demo", "--context", "my lab", "--gpus", "0"]
+def test_what_the_environment_says_is_not_the_demo_s(tmp_path: Path) -> None:
+    assert typed(tmp_path, **FROM_ELSEWHERE) == []
+    found = typed(tmp_path, "CONTEXT=my lab", "ARGS=--gpus 0 --overlay 'my folder'", **FROM_ELSEWHERE)
+    assert found == ["--context=my lab", "--gpus", "0", "--overlay", "my folder"]
+    assert make("-n", "demo", **FROM_ELSEWHERE).splitlines()[0].endswith("hack/setup.sh"), (
+        "more for the local one"
+    )
 
 
-def test_what_is_typed_behind_make_demo_is_the_demo_s() -> None:
-    commands = recipe("CONTEXT=lab", "STORE=s3://bucket/p", "REGISTRY=r.example.com/team")
-    typed = ["--context", "lab", "--store", "s3://bucket/p", "--registry", "r.example.com/team"]
-    assert shlex.split(commands[-1])[1:] == ["hack/demo", *typed]
-    assert any(command.endswith("hack/setup.sh python") for command in commands), "no root is needed there"
+def test_what_is_typed_behind_make_demo_is_the_demo_s(tmp_path: Path) -> None:
+    words = ["CONTEXT=lab", "STORE=s3://bucket/p", "REGISTRY=r.example.com/team", "NAMESPACE=mine"]
+    assert typed(tmp_path, *words) == [
+        "--context=lab", "--store=s3://bucket/p", "--registry=r.example.com/team", "--namespace=mine",
+    ]  # fmt: skip
+    first = make("-n", "demo", *words).splitlines()[0]
+    assert first.endswith("hack/setup.sh python"), "no root is needed there"
+
+
+@pytest.mark.parametrize("name", ["CONTEXT", "STORE", "REGISTRY", "NAMESPACE"])
+def test_what_is_typed_is_neither_make_s_language_nor_a_shell_s(tmp_path: Path, name: str) -> None:
+    ran = tmp_path / "ran"
+    text = f"""a'; touch {ran}; echo '" $HOME $$ `touch {ran}` $(shell touch {ran}) $(touch {ran})"""
+    assert typed(tmp_path, f"{name}={text}") == [f"--{name.lower()}={text}"]
+    assert not ran.exists()
 
 
 def test_a_folder_with_somebody_s_files_is_refused_and_stays(
