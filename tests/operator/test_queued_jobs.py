@@ -317,6 +317,44 @@ def test_a_namespace_whose_workloads_may_not_be_read_is_asked_seldom_and_silence
     assert WORKLOADS.path("ns") == "/apis/kueue.x-k8s.io/v1beta2/namespaces/ns/workloads"
 
 
+def test_a_job_of_which_kueue_makes_no_workload_says_what_to_look_at() -> None:
+    """As with a WorkloadPriorityClass that does not exist, which Kueue tells its own log only."""
+    kube, now = Kueue(), [1000.0]
+    queue, named, plain = QueueWords(kube, clock=lambda: now[0]), waits("a"), waits("b")
+    named["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+
+    def ask() -> list[str]:
+        return [asyncio.run(queue.of(job)) for job in (named, plain)]
+
+    assert ask() == ["", ""]
+    now[0] += 9
+    assert ask() == ["", ""]
+    now[0] += 1
+    first, second = ask()
+    assert first == (
+        "Kueue has made no Workload of this Job: is there a WorkloadPriorityClass urgent (kubectl get "
+        "workloadpriorityclass urgent), and does Kueue's controller run?"
+    )
+    assert "template.spec.priorityClassName" in second
+    for uid, body in (("a", {}), ("b", conditions(QuotaReserved=("False", "no quota")))):
+        meta = {"name": uid, "namespace": "ns", "labels": {"kueue.x-k8s.io/job-uid": uid}}
+        kube.put(WORKLOADS, {"metadata": meta} | body)
+    now[0] += 5
+    assert ask() == ["", "no quota"]
+    kube.objects.clear()
+    now[0] += 9
+    assert ask() == ["", ""], "the time begins anew"
+
+
+def test_a_namespace_whose_workloads_cannot_be_read_is_not_said_to_have_none() -> None:
+    kube, now = Kueue(), [1000.0]
+    kube.closed = {"ns"}
+    queue = QueueWords(kube, clock=lambda: now[0])
+    for _ in range(3):
+        assert asyncio.run(queue.of(waits("a"))) == ""
+        now[0] += 400
+
+
 def test_a_job_that_waits_long_is_looked_at_seldom() -> None:
     """Its admission is told by the watch: what the looks bring is the queue's words."""
     looks = {after: queued().later(after).decide().requeue_after for after in (1, 100, 300, 4000)}

@@ -62,6 +62,10 @@ ADVICE: dict[str, tuple[str, ...]] = {
     Reason.JOURNAL_LOST: ("rtj journal tail --job {name}, and whether bucket and prefix are the right ones",),
     Reason.TRANSITION_BLOCKED: ("rtj plan -f JOB.YAML, and spec.resumeCompatibility",),
     Reason.DEADLINE_EXCEEDED: (f"{_EDIT}: a longer activeDeadlineSeconds lets it go on",),
-    Reason.QUEUED: ("kubectl get workloads, to see the queue's reasons",),
+    Reason.QUEUED: (
+        "kubectl get workloads, to see the queue's reasons",
+        "kubectl get workloadpriorityclasses, when there is no Workload of this job: Kueue makes none of a Job whose "
+        "class does not exist",
+    ),
 }
 """By `status.reason`: commands or edits that help, with the job's name to be filled in."""
