@@ -98,10 +98,10 @@ class Kubectl:
         return answer == "yes"
 
     def names_of_contexts(self) -> list[str]:
-        """Contexts of the kubeconfig."""
-        return run(
-            ["kubectl", "config", "get-contexts", "-o", "name"], timeout=20, env=self.variables
-        ).split()
+        """Contexts of the kubeconfig, whatever their names."""
+        words = ["kubectl", "config", "view", "-o", "json"]
+        contexts = json.loads(run(words, timeout=20, env=self.variables)).get("contexts") or []
+        return [context["name"] for context in contexts]
 
     def helm(self, *words: str, timeout: float = 180) -> str:
         """`helm WORDS`."""

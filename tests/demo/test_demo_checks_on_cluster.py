@@ -55,6 +55,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         {"name": name, "context": {"cluster": server, "user": user}}
         for name, server, user in (
             ("mine", cluster["name"], admin), ("nobody", cluster["name"], "nobody"), ("gone", "gone", admin),
+            ("my lab", cluster["name"], admin),
         )
     ]  # fmt: skip
     config["current-context"] = "gone"
@@ -76,10 +77,12 @@ def settings(context: str = "mine", *more: str) -> OwnSettings:
 
 def test_an_unknown_context_a_server_that_is_gone_and_missing_rights_are_named(contexts: Path) -> None:
     with pytest.raises(
-        DemoError, match="context yours is not in your kubeconfig, which has gone, mine, nobody"
+        DemoError, match="context yours is not in your kubeconfig, which has gone, mine, my lab, nobody"
     ):
         own_checks.known_context(Kubectl("yours"))
-    own_checks.known_context(Kubectl("mine"))
+    for name in ("mine", "my lab"):
+        own_checks.known_context(Kubectl(name))
+        own_checks.answers(Kubectl(name))
     with pytest.raises(DemoError, match="the cluster of context gone does not answer"):
         own_checks.answers(Kubectl("gone"))
     own_checks.answers(Kubectl("mine"))

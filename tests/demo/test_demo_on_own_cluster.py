@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ sys.path.append(str(ROOT))
 
 from hack.demo import ledger_copy, own_checks, own_manifests, own_operator, own_place, own_scenario  # noqa: E402
 from hack.demo.arguments import parse  # noqa: E402
+from hack.demo.cluster import Kubectl  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
 from hack.demo.pod_trouble import cannot_start, not_scheduled  # noqa: E402
 from hack.demo.settings import DemoError  # noqa: E402
@@ -78,6 +80,25 @@ def test_a_command_line_that_cannot_work_is_refused_by_name(
     with pytest.raises(SystemExit):
         parse(words, "t")
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_context_is_found_whatever_its_name_and_an_unknown_one_is_told_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """kubectl's part is tried on a real one in test_demo_checks_on_cluster.py; here it prints what is in a file."""
+    names = ["my lab", "lab", 'admin@lab/üb\'er "x"', " two  blanks"]
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\n[ "$*" = "config view -o json" ] && cat {tmp_path}/config\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "config").write_text(json.dumps({"contexts": [{"name": n, "context": {}} for n in names]}))
+    for name in names:
+        own_checks.known_context(Kubectl(name))
+    with pytest.raises(DemoError, match=r"context my is not in your kubeconfig, which has .*lab, my lab"):
+        own_checks.known_context(Kubectl("my"))
+    (tmp_path / "config").write_text('{"contexts": null}')
+    with pytest.raises(DemoError, match="which has none at all"):
+        own_checks.known_context(Kubectl("lab"))
 
 
 def test_what_will_be_created_is_said_first() -> None:
