@@ -189,6 +189,8 @@ def test_a_plan_is_printed_for_every_size(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_folder_of_a_living_run_is_never_taken_for_an_abandoned_one(tmp_path: Path) -> None:
     living = LocalVolume(tmp_path)
+    assert living.why_full() == ""
+    assert f"; {tmp_path} has " in living.why_full(needed=1 << 62)
     assert remove_abandoned(tmp_path) == []
     living.remove()
     assert list(tmp_path.iterdir()) == []

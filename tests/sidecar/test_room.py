@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer_sidecar.contract.restore_fault import Refusal, kind_of_refusal
+from trainer_sidecar.contract.volume import Volume
+from trainer_sidecar.sidecar.metrics import Metrics
+from trainer_sidecar.sidecar.restores import Restores
 from trainer_sidecar.sidecar.room import RESERVE_BYTES, Room, VolumeFullError
+from trainer_sidecar.sidecar.server import RequestError
 
 MIB = 1024 * 1024
 IN_A_SMALL_VOLUME = """
@@ -74,6 +79,21 @@ def test_in_a_small_volume_a_restore_ends_before_the_last_mebibyte_and_goes_on_w
     assert f"the shared volume at {volume} is too small: it has {20 * MIB} bytes" in full
     assert f"the restore of the-checkpoint needs up to {24 * MIB} here" in full
     assert "raise checkpoint.staging.size" in full
+
+
+def test_a_full_volume_is_told_to_the_rank_with_its_size_and_the_next_step(tmp_path: Path) -> None:
+    volume, run = Volume(tmp_path), None
+    volume.work.mkdir()
+    restores = Restores(volume, run, Metrics(), threads=1)  # type: ignore[arg-type]
+
+    def write() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RequestError) as refused:
+        restores._guard(write)
+    assert refused.value.error == "Internal"
+    assert str(refused.value).startswith(f"the shared volume at {volume.work} is too small: it has ")
+    assert kind_of_refusal(f"Internal: {refused.value}") is Refusal.PASSING
 
 
 def test_a_range_that_would_take_of_the_reserve_gets_no_page(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ class LocalRun:
         if code is None:
             return None
         found = self._pod_outcome(plan)  # written before it ended
-        message = f"rtj-launch ended with code {code} and wrote no outcome"
+        message = f"rtj-launch ended with code {code} and wrote no outcome{self._local.why_full()}"
         return found or Outcome(
             epoch=plan.epoch, attempt=plan.attempt, kind=OutcomeKind.FAILED, message=message
         )

@@ -14,6 +14,8 @@ from trainer_sidecar.contract.volume import Volume
 from trainer_sidecar.sidecar.workdir import write_file
 
 _PREFIX = "rtj-run-"
+FULL_BYTES = 64 * 1024
+"""Less than that and a small file may not find room."""
 
 
 class VolumeError(RuntimeError):
@@ -54,6 +56,17 @@ class LocalVolume:
             write_file(self.plan_file, data)
         except OSError as exc:
             raise VolumeError(self.root, exc) from exc
+
+    def why_full(self, needed: int = FULL_BYTES) -> str:
+        """What to add to the news that somebody could write nothing here; empty while `needed` bytes are free."""
+        stats = os.statvfs(self.root)
+        size, free = (blocks * stats.f_frsize for blocks in (stats.f_blocks, stats.f_bavail))
+        if not size or free >= needed:
+            return ""
+        return (
+            f"; {self.root.parent} has {free} of {size} bytes free, and ranks and sidecar meet there: free space, or "
+            f"enlarge it (mount -o remount,size=… {self.root.parent}, a container's --shm-size)"
+        )
 
     def remove(self) -> None:
         """Give the memory back."""
