@@ -164,17 +164,21 @@ def test_a_run_that_a_callback_ended_trains_no_further_when_it_is_started_again_
     assert found["step"] == 5
 
 
-def test_lora_with_dropout_goes_on_bit_for_bit(lab: Lab) -> None:
+def test_lora_with_dropout_goes_on_bit_for_bit_also_with_releases_that_have_new_settings(lab: Lab) -> None:
     plan = lab.attempt(PAIR)
     ranks = lab.finished(plan, "trainer_rank.py", TRAINER_LORA="1")
     second = lab.commits(plan)[0]
     again = lab.attempt(PAIR, lab.point(second))
-    found = lab.finished(again, "trainer_rank.py", TRAINER_LORA="1")
+    found = lab.finished(again, "trainer_rank.py", TRAINER_LORA="1", TRAINER_NEWER="1")
+    new = ("my_new_option", "my_new_list", "peft.default.my_new_form")
+    told = {check["name"]: check["detail"] for check in found[0]["resume"]["checks"]}
+    assert {told[f"fingerprint training.{name}"] for name in new} == {"harmless"}
     assert history(found[0], "loss") == history(ranks[0], "loss")
     manifests = [lab.manifest(lab.commits(p)[-1]) for p in (plan, again)]
     assert manifests[0].state_digest == manifests[1].state_digest
     assert all("lora_" in name for name in manifests[0].training_state.trainable)
     assert manifests[0].fingerprints["training.peft.default.lora_alpha"] == "8"
+    assert "training.peft.default.peft_version" not in manifests[0].fingerprints
 
 
 def test_a_loop_with_accelerate_goes_on_on_another_world_size(lab: Lab) -> None:

@@ -164,6 +164,26 @@ def test_what_was_never_recorded_cannot_differ_and_a_new_field_is_asked_about() 
     assert stops({"mine": "1"}, {}) == {"mine": "refused"}
 
 
+def test_a_field_that_one_side_lacks_and_the_other_leaves_as_it_comes_is_harmless() -> None:
+    old = {"lr": 1, "gone": None, "was": False, "fsdp": {"gone": None}}
+    saved = fingerprint(training_config=old, model_config={"layers": 2, "gone": None})
+    defaults = fingerprint(training_config={"lr": 5, "new": False, "other": "no"})
+    now = fingerprint(training_config={"lr": 1, "new": False, "other": "yes"}, model_config={"layers": 2})
+    found = {d.name: d.kind.value for d in differences(saved, now, defaults=defaults)}
+    assert found == {
+        "training.new": "harmless",
+        "training.gone": "harmless",
+        "training.other": "needs consent",
+        "training.was": "needs consent",  # its default is known to nobody any more
+        "training.fsdp.gone": "needs consent",
+        "model.gone": "needs consent",
+    }
+    saved["training.new"] = "true"
+    assert stops(saved, now, defaults=defaults)["training.new"] == "needs consent"
+    forbids = FingerprintPolicy(classes={"training.gone": FingerprintClass.REFUSED})
+    assert stops(saved, now, policy=forbids, defaults=defaults)["training.gone"] == "refused"
+
+
 def test_a_policy_can_forbid_and_allow() -> None:
     saved, now = {"code.commit": "a", "model": "x"}, {"code.commit": "b", "model": "y"}
     strict = FingerprintPolicy(

@@ -31,6 +31,7 @@ DEFAULT_RULES: tuple[tuple[str, FingerprintClass], ...] = (
         (f"training.{name}", _HARMLESS)
         for name in ("hub_*", "disable_tqdm", "resume*", "*total_limit", "local_rank")
     ),
+    ("training.peft.*.peft_version", _HARMLESS),  # of earlier checkpoints
     ("training", _CONSENT),
     ("training.*", _CONSENT),
     ("model.use_cache", _HARMLESS),
@@ -88,9 +89,12 @@ def differences(
     now: Mapping[str, str],
     policy: FingerprintPolicy | None = None,
     accept: Sequence[str] = (),
+    defaults: Mapping[str, str] | None = None,
 ) -> list[Difference]:
-    """Every fingerprint that differs, those that stop a resume first. `accept` are patterns that give consent."""
-    policy = policy or FingerprintPolicy()
+    """Every fingerprint that differs, those that stop a resume first. `accept` are patterns that give consent;
+    `defaults`: values that fields of this run have where a script says nothing."""
+    policy, defaults = policy or FingerprintPolicy(), defaults or {}
+    siblings = {_group(name) for name in defaults}
     given = (*policy.accept, *accept)
     found = []
     for name in sorted(saved.keys() | now.keys()):
@@ -100,7 +104,10 @@ def differences(
         rule = ruled(name, policy.classes.items())
         kind = rule or ruled(name, DEFAULT_RULES) or _REFUSED
         if rule is None and (name not in saved or name not in now):
-            kind = _one_sided(name, kind, saved)
+            left_alone = (
+                now[name] == defaults.get(name) if name in now else old == "null" and _group(name) in siblings
+            )
+            kind = _HARMLESS if left_alone else _one_sided(name, kind, saved)
         accepted = kind is _CONSENT and any(fnmatchcase(name, pattern) for pattern in given)
         found.append(Difference(name, old, new, kind, accepted))
     return sorted(found, key=lambda d: not d.stops)
@@ -123,6 +130,10 @@ def ruled(name: str, rules: Iterable[tuple[str, FingerprintClass]]) -> Fingerpri
 
 def _part(name: str) -> str:
     return name.partition(".")[0]
+
+
+def _group(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _told_by_fields(name: str, saved: Mapping[str, str], now: Mapping[str, str]) -> bool:

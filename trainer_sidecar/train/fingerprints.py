@@ -30,10 +30,25 @@ _VOLATILE = (
     "_name_or_path",
     "name_or_path",
     "transformers_version",
+    "peft_version",
     "_commit_hash",
     "_attn_implementation_autoset",
 )
 """Fields of Hugging Face configs that say where a config came from and not what it is."""
+
+
+class Fingerprints(dict[str, str]):
+    """Fingerprints of configurations whose classes gain fields with their releases. `defaults`: what fields are where
+    a script says nothing; one that the checkpoint lacks, and has that value, changed nothing."""
+
+    def __init__(self, found: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+        super().__init__(found)
+        self.defaults = dict(defaults)
+
+
+def defaults_of(found: Mapping[str, str] | None) -> dict[str, str]:
+    """Those of `Fingerprints`; none of a plain mapping."""
+    return found.defaults if isinstance(found, Fingerprints) else {}
 
 
 def fingerprint(

@@ -61,6 +61,8 @@ class Clockwork:
     """Patterns of changed fingerprints that the script consents to."""
     per_rank: Mapping[str, Any] = field(default_factory=dict)
     """Objects whose state belongs to one rank, such as a stateful data loader: same mesh only."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Of fields among the fingerprints."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class Restorer:
             self.clockwork.fingerprints,
             self.env.plan.fingerprints,
             self.clockwork.accept,
+            self.clockwork.defaults,
         )
         found += [str(d) for d in changed if d.stops]
         self._changed = [d for d in changed if not d.stops]

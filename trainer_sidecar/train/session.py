@@ -34,7 +34,7 @@ from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import TrainingLibraryError
 from trainer_sidecar.train.evidence import Evidence
 from trainer_sidecar.train.feed import Feed
-from trainer_sidecar.train.fingerprints import same_on_all, with_declared
+from trainer_sidecar.train.fingerprints import defaults_of, same_on_all, with_declared
 from trainer_sidecar.train.frozen import FrozenWeights
 from trainer_sidecar.train.handed import Handed
 from trainer_sidecar.train.ledger import Ledger
@@ -157,7 +157,8 @@ class Session(EndTold):
         axes = (tuple(env.mesh.mesh_dim_names or ()), tuple(env.mesh.mesh.shape))
         state = State(model, optimizers, extra or {}, env.world_size, axes, env.rank, stage)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
-        clockwork = Clockwork(schedulers, scaler, seed, dict(fingerprints or {}), tuple(accept), own)
+        known = dict(fingerprints or {}), tuple(accept), own, defaults_of(fingerprints)
+        clockwork = Clockwork(schedulers, scaler, seed, *known)
         return cls(env, state, clockwork, cursor, Feed(data, collate, end))
 
     @property

@@ -1,6 +1,7 @@
 """A script of Trainer's, full or LoRA (`TRAINER_LORA`). `TRAINER_KILL`: rank 1 dies by SIGKILL once it took that step.
 `TRAINER_ORDER`: the order to save and exit comes with that step, and is heard between any two micro steps.
 `TRAINER_STOP`: a callback ends the run behind that step; `TRAINER_MORE`: one at the start wants it to go on.
+`TRAINER_NEWER`: transformers and peft are newer releases.
 
 Every rank writes `<TINY_OUT>/trainer-e<epoch>-r<rank>.json`: what Trainer remembers and told, the resume.
 """
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,14 @@ from trainer_sidecar.train import accumulation, environment
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_language import Rows, collate, model
+
+
+@dataclass
+class NewerArguments(TrainingArguments):
+    """As of a release that has more of them."""
+
+    my_new_option: bool = False
+    my_new_list: list = field(default_factory=lambda: [1])
 
 
 class Watch(TrainerCallback):
@@ -77,9 +87,16 @@ def main():
     if os.environ.get("TRAINER_LORA"):
         from peft import LoraConfig, get_peft_model
 
-        made = get_peft_model(made, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2))
+        @dataclass
+        class NewerLora(LoraConfig):
+            my_new_form: str | None = None
+            peft_version: str = "99.0"
+
+        kind = NewerLora if os.environ.get("TRAINER_NEWER") else LoraConfig
+        made = get_peft_model(made, kind(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2))
     out = Path(os.environ["TINY_OUT"])
-    args = TrainingArguments(
+    kind = NewerArguments if os.environ.get("TRAINER_NEWER") else TrainingArguments
+    args = kind(
         output_dir=str(out / "trainer"),
         use_cpu=True,
         report_to=[],

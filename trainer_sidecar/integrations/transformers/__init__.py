@@ -165,7 +165,7 @@ class Resumable:
                     **trl.moving_reference(self),
                     **options.pop("extra", {}),
                 },
-                fingerprints={**fingerprints_of(self), **options.pop("fingerprints", {})},
+                fingerprints=fingerprints_of(self, options.pop("fingerprints", {})),
                 **self._feed,
                 **options,
             )

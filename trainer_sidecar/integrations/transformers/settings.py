@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from transformers import TrainingArguments
 
 from trainer_sidecar.contract.plan import AccumulationSave, Plan
 from trainer_sidecar.integrations.batch import tell_unused
+from trainer_sidecar.integrations.transformers.defaults import defaults_of
 from trainer_sidecar.integrations.transformers.trl import REFERENCE
 from trainer_sidecar.train import fingerprint
+from trainer_sidecar.train.fingerprints import Fingerprints
 
 log = logging.getLogger("rtj.train")
 _FOLLOW_THE_MESH = (
@@ -114,18 +116,20 @@ def take_over(args: TrainingArguments, plan: Plan) -> None:
             setattr(args, name, value)
 
 
-def fingerprints_of(trainer: Any) -> dict[str, str]:
+def fingerprints_of(trainer: Any, more: Mapping[str, str]) -> Fingerprints:
     """Model, reference, adapters, tokenizer with its chat template, and the arguments but for those that follow the
-    mesh."""
+    mesh; `more`: the script's own."""
     model, tokens = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
     words = getattr(tokens, "tokenizer", tokens)  # inside a processor
     template = getattr(trainer, "chat_template", None)  # of TRL, in the place of the tokenizer's
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in _FOLLOW_THE_MESH}
-    adapters = {name: c.to_dict() for name, c in (getattr(model, "peft_config", None) or {}).items()}
-    return fingerprint(
+    configs = getattr(model, "peft_config", None) or {}
+    adapters = {name: config.to_dict() for name, config in configs.items()}
+    found = fingerprint(
         model_config=getattr(model, "config", None),
         tokenizer=words if hasattr(words, "get_vocab") else None,
         chat_template=template or (tokens if getattr(tokens, "chat_template", None) else None),
         training_config={**args, "peft": adapters} if adapters else args,
         more={REFERENCE: trainer.reference} if trainer.reference else None,
     )
+    return Fingerprints({**found, **more}, defaults_of(trainer.args, configs))
