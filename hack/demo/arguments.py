@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add("--keep", action="store_true", help="leave everything running")
     add("--namespace", default=Settings.namespace, help="namespace of the job")
-    add("--out", type=Path, default=DEFAULT, help="folder for what the demo writes; emptied first")
+    add("--out", type=Path, default=DEFAULT, help="folder for what the demo writes; emptied at the start")
     add(
         "--loss-tolerance", type=float,
         help=f"relative; {Settings.loss_tolerance:g} on CPUs, {GPU_LOSS_TOLERANCE:g} on GPUs (bfloat16)",

@@ -9,7 +9,7 @@ from hack.demo import diagnosis, plot, proofs, report
 from hack.demo.arguments import parse
 from hack.demo.console import Console
 from hack.demo.local_place import LocalPlace
-from hack.demo.out_folder import make_anew
+from hack.demo.out_folder import PREVIOUS, claimed, drop_previous, make_anew
 from hack.demo.own_place import OwnPlace
 from hack.demo.own_settings import OwnSettings
 from hack.demo.place import Place
@@ -30,8 +30,7 @@ def main(argv: list[str]) -> int:
     console = Console()
     place: Place = OwnPlace(settings) if isinstance(settings, OwnSettings) else LocalPlace(settings)
     try:
-        make_anew(settings.out)
-        with sigterm_interrupts():
+        with claimed(settings.out), sigterm_interrupts():
             return _demo(settings, console, place)
     except DemoError as error:
         console.complain(f"\ndemo: {error}")
@@ -43,10 +42,17 @@ def main(argv: list[str]) -> int:
 
 def _demo(settings: Settings, console: Console, place: Place) -> int:
     try:
+        place.check(console)
+        if make_anew(settings.out):
+            console.say(
+                f"the report of the run before is in {settings.out / PREVIOUS} until there is a new one"
+            )
         reference = place.prepare(console)
         scenario, told, seen = _play(settings, console, place)
         run = place.evidence()
-        return _conclude(settings, console, place, scenario, told, seen, run, reference)
+        code = _conclude(settings, console, place, scenario, told, seen, run, reference)
+        drop_previous(settings.out)
+        return code
     except DemoError as error:
         if place.up and not isinstance(error, LostError):
             diagnosis.collect(place, settings, console)

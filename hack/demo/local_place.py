@@ -28,6 +28,9 @@ class LocalPlace:
         self.up = False
         self._settings, self._fresh = settings, False
 
+    def check(self, console: Console) -> None:
+        """All that it needs is brought up."""
+
     def prepare(self, console: Console) -> Evidence:
         """Control run first, without the cluster beside it; then cluster, images, bucket, operator."""
         console.section("Control run: rtj run, 4 ranks, never interrupted")

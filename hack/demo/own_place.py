@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -51,39 +52,52 @@ class OwnPlace:
         self._settings = settings
         self._claim = Claim(self.cluster, settings)
         self._found = Found(())
+        self._taken_over: str | None = None
         self._store: Store | None = None
         self._samples = 0
 
     # ------------------------------------------------------------------------------------------------ bringing up
 
-    def prepare(self, console: Console) -> Evidence:
-        """Say what will be done, check that it can be; operator unless there is one; the control run."""
+    def check(self, console: Console) -> None:
+        """Say what will be done, and see that it can be."""
         settings, cluster = self._settings, self.cluster
         console.section(f"Cluster of context {settings.context}")
         own_checks.known_context(cluster)
         own_checks.answers(cluster)
-        found = own_operator.find(cluster, settings)
-        installs = not found.operator or found.ours
-        taken_over = own_checks.own_namespace(cluster, settings)
-        console.block(announcement(settings, found, taken_over))
-        own_checks.permitted(cluster, settings, installs=installs)
-        if installs:
+        self._found = found = own_operator.find(cluster, settings)
+        self._taken_over = own_checks.own_namespace(cluster, settings)
+        console.block(announcement(settings, found, self._taken_over))
+        own_checks.permitted(cluster, settings, installs=self._installs)
+        if self._installs:
             own_operator.check_installable(settings, found)
         console.say(own_checks.enough_gpus(cluster, settings))
-        for name in (settings.control_name, JOB):
-            own_manifests.write(settings, settings.job_overlay(name), control=name != JOB)
-            cluster.kubectl("kustomize", str(settings.job_overlay(name)))
+        with tempfile.TemporaryDirectory() as folder:
+            self._write_jobs(Path(folder).resolve())
         self._store = own_checks.reach_store(settings)
+        self.up = True
         console.say(f"store: {settings.store_url} can be read and written from here")
-        self._found, self.up = found, True
-        bring(cluster, settings, taken_over)
-        self._operate(installs, console)
+
+    @property
+    def _installs(self) -> bool:
+        return not self._found.operator or self._found.ours
+
+    def _write_jobs(self, folder: Path) -> None:
+        """The kustomization of each job, which has to build."""
+        for name in (self._settings.control_name, JOB):
+            own_manifests.write(self._settings, folder / name, control=name != JOB)
+            self.cluster.kubectl("kustomize", str(folder / name))
+
+    def prepare(self, console: Console) -> Evidence:
+        """Namespace; operator unless there is one; the control run."""
+        self._write_jobs(self._settings.overlay)
+        bring(self.cluster, self._settings, self._taken_over)
+        self._operate(console)
         console.section("Control run: a job that is never interrupted, on the same cluster")
         return self._train_control(console)
 
-    def _operate(self, installs: bool, console: Console) -> None:
+    def _operate(self, console: Console) -> None:
         settings = self._settings
-        if not installs:
+        if not self._installs:
             self.operator_namespace = self._found.namespace
             console.say(f"operator: {self._found.operator} is there and is used as it is")
             return
@@ -188,7 +202,7 @@ class OwnPlace:
             Step(f"job {job}", partial(self._take_job, job), by_hand("delete", JOBS, job, "-n", name))
             for job in names
         ]
-        if not self._found.operator or self._found.ours:
+        if self._installs:
             helm = ["helm", "uninstall", RELEASE, "--kube-context", settings.context, "--namespace", name]
             definitions = by_hand("delete", "customresourcedefinitions", *own_operator.DEFINITIONS)
             steps += [

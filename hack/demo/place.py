@@ -30,6 +30,10 @@ class Place(Protocol):
         """Whether there is something to look at after a failure, and to clean up."""
         ...
 
+    def check(self, console: Console) -> None:
+        """Find out whether it can begin; nothing of an earlier run is touched, here or there."""
+        ...
+
     def prepare(self, console: Console) -> Evidence:
         """Bring up what is missing and train the control run, in the order that suits; what that left behind."""
         ...

@@ -96,6 +96,9 @@ class Interrupted(OwnPlace):
 
     cleaned = 0
 
+    def check(self, console: Console) -> None:
+        console.say("checked")
+
     def prepare(self, console: Console) -> Any:
         self.up = True
         console.say("training")

@@ -189,6 +189,9 @@ def test_a_job_that_is_another_s_or_gone_ends_the_wait_at_once_and_is_not_follow
 class TakenOver(OwnPlace):
     """Has made its things when another run takes them over."""
 
+    def check(self, console: Console) -> None:
+        console.say("checked")
+
     def prepare(self, console: Console) -> Any:
         self.up = True
         raise LostError("namespace rtj-demo was taken over by run t2")

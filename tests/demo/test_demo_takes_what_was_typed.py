@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from hack.demo import demo  # noqa: E402
-from hack.demo.out_folder import DEFAULT, MARK, make_anew  # noqa: E402
+from hack.demo.out_folder import DEFAULT, MARK, PREVIOUS, claimed, drop_previous, make_anew  # noqa: E402
 from hack.demo.settings import DemoError  # noqa: E402
 
 FROM_ELSEWHERE = {"CONTEXT": "production", "STORE": "s3://theirs", "REGISTRY": "registry.example.com",
@@ -83,18 +84,71 @@ def test_a_folder_with_somebody_s_files_is_refused_and_stays(
     assert demo.main([*needed, "--out", str(results)]) == 1
     assert f"--out {results} is not empty and no demo has made it" in capsys.readouterr().err
     assert (results / "thesis.txt").read_text() == "years of work"
-    with pytest.raises(DemoError, match="no demo has made it"):
-        make_anew(results / "thesis.txt")
+    with pytest.raises(DemoError, match="no demo has made it"), claimed(results / "thesis.txt"):
+        pass
 
 
 def test_a_folder_that_a_demo_has_made_is_emptied_and_an_empty_or_new_one_is_taken(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "out"
-    make_anew(out)
-    (out / "report.json").write_text("{}")
-    make_anew(out)
-    assert [path.name for path in out.iterdir()] == [MARK]
     empty = tmp_path / "empty"
     empty.mkdir()
-    make_anew(empty)
-    assert (empty / MARK).is_file()
+    for out in (tmp_path / "new" / "out", empty):
+        with claimed(out):
+            make_anew(out)
+        (out / "ledger").mkdir()
+        (out / "ledger" / "of-a-rank.jsonl").write_text("{}")
+        (out / "status.jsonl").write_text("{}")
+        (out / "link").symlink_to(tmp_path)
+        with claimed(out):
+            assert not make_anew(out)
+            assert [path.name for path in out.iterdir()] == [MARK]
     assert DEFAULT == ROOT / "demo-out"
+
+
+def test_the_report_of_the_run_before_stays_until_there_is_a_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with claimed(out):
+        make_anew(out)
+        (out / "report.json").write_text("the first")
+        (out / "loss.png").write_text("drawn")
+        drop_previous(out)
+    for _ in range(2):  # runs without a report
+        with claimed(out):
+            assert make_anew(out)
+            assert sorted(path.name for path in out.iterdir()) == [MARK, PREVIOUS]
+            assert (out / PREVIOUS / "report.json").read_text() == "the first"
+            assert (out / PREVIOUS / "loss.png").read_text() == "drawn"
+    with claimed(out):
+        make_anew(out)
+        (out / "report.json").write_text("the second")
+        drop_previous(out)
+    assert sorted(path.name for path in out.iterdir()) == [MARK, "report.json"]
+
+
+def test_a_demo_that_cannot_begin_leaves_the_last_report_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with claimed(out):
+        (out / "report.json").write_text("the last")
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\necho \'{"contexts": [{"name": "lab"}]}\'\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    needed = ["--store", "s3://bkt/p", "--registry", "r", "--out", str(out)]
+    assert demo.main(["--context", "typo", *needed]) == 1
+    assert "context typo is not in your kubeconfig, which has lab" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == [MARK, "report.json"]
+
+
+def test_two_demos_do_not_write_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    with claimed(out):
+        (out / "report.json").write_text("of the first")
+        needed = ["--context", "lab", "--store", "s3://bkt/p", "--registry", "r"]
+        assert demo.main([*needed, "--out", str(out)]) == 1
+        assert re.search(
+            rf"--out {out} is in use .*process {os.getpid()}.*name another", capsys.readouterr().err
+        )
+        assert (out / "report.json").read_text() == "of the first"
+    with claimed(out):
+        assert make_anew(out), "free again"
