@@ -163,6 +163,45 @@ def test_replicas_that_drifted_apart_are_named_with_what_fits_them(name: str, ad
     )
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("owner", [0, 1])
+def test_what_one_rank_alone_has_is_named_and_not_a_tensor_that_is_written_twice_for_it(
+    order: tuple[int, int], owner: int
+) -> None:
+    """Each rank plans by what it has: here both take `b`, or one takes `late` from a rank that does not know it."""
+    common = {"model/b": "aa", "model/w (shard [0])": "cc"}
+    mine = {"model/b": "aa", "model/w (shard [1])": "dd", "model/late": "bb"}
+    stored = [("b", [0], [3], 2)] if owner == 0 else []
+    parts = [
+        part(0, 2, TWO, [("w", [0, 0], [2, 6], 4), ("b", [0], [3], 2)], replica_digests=common),
+        part(1, 2, TWO, [("w", [2, 0], [2, 6], 4), *stored], replica_digests=mine),
+    ]
+    refuse([parts[i] for i in order], "rank 1 has model/late and rank 0 has not: make it on all ranks")
+    parts[1].seal.replica_digests.pop("model/late")
+    if owner == 0:
+        refuse([parts[i] for i in order], "tensor b is stored twice")
+    else:
+        merge((parts[i], REF) for i in order)
+
+
+def test_stages_need_not_have_the_same_tensors() -> None:
+    digests = {rank: {f"model/layer.{rank // 2}": "aa"} for rank in range(4)}
+    mesh = Mesh(dp=2, pp=2)
+    topo = Topology(
+        nodes=1,
+        ranks_per_node=4,
+        mesh=mesh,
+        batch=Batch(global_batch_size=4, micro_batch_size=1, accumulation=2),
+    )
+    parts = [part(rank, 4, {}, [], replica_digests=digests[rank], topology=topo) for rank in range(4)]
+    merger = Merger()
+    for each in parts[:3]:
+        merger.add(each, REF)
+    digests[3]["model/late"] = "bb"
+    with pytest.raises(MergeError, match="rank 3 has model/late and rank 2 has not"):
+        merger.add(part(3, 4, {}, [], replica_digests=digests[3], topology=topo), REF)
+
+
 def test_scalars_and_empty_tensors_are_covered() -> None:
     tensors = {"s": ("int64", []), "e": ("float32", [0, 4])}
     merge([(part(0, 1, tensors, [("s", [], [], 8)]), REF)])

@@ -73,3 +73,15 @@ def test_buffers_that_differ_under_ddp_are_those_of_rank_0_and_refuse_nothing(
     for rank in range(2):
         before, after = lines(drifted, rank), lines(resumed, rank)
         assert after == {step: before[step] for step in range(SAVED + 1, DRIFT_AT + 1)}
+
+
+def test_a_buffer_that_one_rank_alone_has_fails_the_first_save_by_its_name_on_every_rank(
+    world: RankWorld,
+) -> None:
+    plan = world.attempt(topology(2, 8, micro=4), checkpoint=EACH)
+    run = world.start(plan, "drift.py", DRIFT_ALONE="1", DRIFT_STEPS=str(STEPS)).wait(1)
+    assert [c.step for c in world.commits() if c.epoch == plan.epoch] == []
+    for rank in range(2):
+        message = run.outcome(rank).message
+        assert "2 saves in a row failed, checkpoint.maxFailedSaves is 2" in message
+        assert "rank 1 has model/alone float32[4] and rank 0 has not: make it on all ranks" in message

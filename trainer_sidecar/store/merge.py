@@ -41,6 +41,10 @@ ITEM_SIZE = {
 """Bytes per element by torch's name. `complex32` is two float16."""
 
 
+_SHARD = " (shard ["
+"""In the name of a replicated shard, which is not on all ranks."""
+
+
 class MergeError(Exception):
     """The parts are no whole checkpoint. The message names tensor and ranks."""
 
@@ -105,6 +109,8 @@ class Merger:
         self._text: dict[int, tuple[list[int], SliceText]] = {}
         """Slices of a rank's shard: the tensor of each, and the rest of the columns."""
         self._replicas: dict[str, tuple[str, int]] = {}
+        self._held: dict[int, tuple[int, set[str]]] = {}
+        """By pipeline stage: a rank of it, and what that rank has in common with all others there."""
         self._frozen: dict[str, FrozenFile] = {}
         self._frozen_of: dict[int, list[tuple[str, list[int], SliceText]]] = {}
 
@@ -118,6 +124,7 @@ class Merger:
             return
         if self._parts:
             _check_same_save(next(iter(self._parts.values()))[0].seal, seal)
+        self._check_held(seal)
         _check_columns(seal)
         ids = self._declare_all(seal.tensors, seal.rank)
         self._take_slices(seal.slices, ids, seal.rank, part.shard.size)
@@ -272,6 +279,21 @@ class Merger:
                     f"replicas of {name} differ between ranks {known[1]} and {seal.rank}: the state has drifted apart"
                     + _hint(name)
                 )
+
+    def _check_held(self, seal: Seal) -> None:
+        """What a rank of a stage alone has moves the plan by which it shares the writing: others would be accused."""
+        mesh = seal.topology.mesh
+        mine = {name for name in seal.replica_digests if _SHARD not in name}
+        first, theirs = self._held.setdefault(seal.rank * mesh.pp // mesh.world_size, (seal.rank, mine))
+        if mine != theirs:
+            name = min(mine ^ theirs)
+            has, lacks = (seal.rank, first) if name in mine else (first, seal.rank)
+            more = f" (and {len(mine ^ theirs) - 1} more)" if len(mine ^ theirs) > 1 else ""
+            raise MergeError(
+                f"rank {has} has {name} and rank {lacks} has not{more}: make it on all ranks before the session "
+                "begins, or leave it out of what is saved (a buffer by persistent=False); what belongs to one rank "
+                "goes into per_rank="
+            )
 
     def _refuse_overlap(self, tensor: int, clash: tuple[RankBox, RankBox] | None) -> None:
         if clash:

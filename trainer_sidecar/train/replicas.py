@@ -1,8 +1,9 @@
 """Have the replicas of an item drifted apart? Of equal copies one is saved; others would be lost unseen (datapath T13).
 
 At an attempt's first save and at every tenth, each rank digests what it shares with other ranks, as it is in that very
-step, and puts the digests into its part; the merge compares them and refuses the save with the item's name. Buffers
-under DDP are rank 0's by DDP's own rule (it broadcasts them before each forward) and are not compared. Of extra
+step, and puts the digests into its part; the merge compares them and refuses the save with the item's name. So it does
+with one that a rank alone has: ranks would not agree on who writes what. Buffers under DDP are rank 0's by DDP's own
+rule (it broadcasts them before each forward): that all ranks have them is compared, not what is in them. Of extra
 objects, what is no tensor is compared as well.
 """
 
@@ -43,7 +44,11 @@ def digests(captured: Captured, rank: int) -> dict[str, str]:
     for piece in captured.pieces:
         layout = piece.entry.layout
         coordinate = layout.coordinate(rank)
-        if coordinate is None or piece.entry.first:
+        if coordinate is None:
+            continue
+        if piece.entry.first:
+            if piece.entry.name.startswith("model/"):
+                found[f"{piece.entry.name} {piece.entry.dtype}{list(piece.entry.shape)}"] = "rank 0's"
             continue
         if math.prod(layout.mesh[a] for a in layout.replica_axes) < 2:
             continue

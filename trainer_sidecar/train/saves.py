@@ -34,7 +34,7 @@ from trainer_sidecar.train.errors import (
     StagingFailed,
     TrainingLibraryError,
 )
-from trainer_sidecar.train.frozen import FrozenWeights, Look, look, split
+from trainer_sidecar.train.frozen import FrozenWeights, Look, look
 from trainer_sidecar.train.gradients import is_gradient
 from trainer_sidecar.train.in_flight import CODES, Code, InFlight
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
@@ -116,7 +116,7 @@ class Saves:
 
     def _reserve(self, captured: Captured) -> None:
         try:
-            self._stager.reserve(self._planner.plan(split(captured)[0].entries))
+            self._stager.reserve(self._planner.plan(self._frozen.split(captured)[0].entries))
         except (StagingFailed, OSError, ValueError) as error:  # the save itself will fail with it, and say so
             log.warning("buffer is not allocated yet: %s", error)
 
@@ -142,7 +142,7 @@ class Saves:
         """What training waits for: the copy, frozen weights, and how they look now."""
         if self._reserving is not None:
             self._reserving.wait()
-        captured, frozen = split(captured)
+        captured, frozen = self._frozen.split(captured)
         save.compares = self._compare.next()
         began = time.monotonic()
         seen = look(frozen)  # training waits for it as for the copy
@@ -352,11 +352,18 @@ class Saves:
         else:
             self.failures_in_row += code != Code.STORE_AWAY
             self._frozen.save_failed()
-            self.last_failure = save.detail or "see rank 0's log"
+            self.last_failure = save.detail or self._why(save) or "see rank 0's log"
             log.warning(
                 "save of step %d failed (%d in a row): %s", save.step, self.failures_in_row, self.last_failure
             )
         return save
+
+    def _why(self, save: InFlight) -> str:
+        """What this pod's sidecar knows of a save that failed, if it has heard of the failure yet."""
+        try:
+            return self._env.client.ask(m.AskSave(save_id=save.save_id), m.SaveReply).detail
+        except TrainingLibraryError:
+            return ""
 
     def is_awaited(self) -> None:
         """Training stands still until the save in flight has ended: it is held to no limit on uploads."""

@@ -1,6 +1,6 @@
 """DDP with BatchNorm, whose buffers differ between ranks by design; from `DRIFT_AT` on, a weight of rank 1 does too.
 
-With `DRIFT_AT`, an extra object differs at step 1 only.
+With `DRIFT_AT`, an extra object differs at step 1 only. With `DRIFT_ALONE`, rank 1 has a buffer more.
 
 Every rank writes `<TINY_OUT>/drift-e<epoch>-r<rank>.jsonl`: step, loss, digest of its buffers at the end of the step.
 """
@@ -46,7 +46,9 @@ def main() -> None:
     env = environment.join()
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
-    model = DistributedDataParallel(inner)
+    if os.environ.get("DRIFT_ALONE") and env.rank == 1:
+        inner.register_buffer("alone", torch.ones(4))
+    model = DistributedDataParallel(inner, broadcast_buffers="DRIFT_ALONE" not in os.environ)
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.05, momentum=0.9)
     tracker, options = Tracker(), {"total_steps": STEPS, "seed": 1}
     folder = Path(os.environ["TINY_OUT"])
