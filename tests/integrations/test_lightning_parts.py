@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
@@ -205,3 +207,43 @@ class Doubled(DataLoader[int]):
 def test_a_loader_with_another_order_is_refused_by_name(loader: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         feed_of(loader)
+
+
+class Masks:
+    """As transformers' collators that mask; `kept`: what the script's own would hold."""
+
+    def __init__(self, seed: int | None = None, **kept: Any) -> None:
+        self.seed = seed
+        vars(self).update(kept)
+
+    def create_rng(self) -> None: ...
+
+    def __call__(self, rows: list[Any]) -> list[Any]:
+        return rows
+
+
+def test_a_collator_whose_chance_no_save_holds_is_refused_or_told(caplog: pytest.LogCaptureFixture) -> None:
+    def told(collate: Any, rank: int = 0) -> str:
+        caplog.clear()
+        feed_of(DataLoader(ROWS, batch_size=4, shuffle=True, collate_fn=collate)).tell(plan, 1, rank)
+        return caplog.text
+
+    plan: Any = SimpleNamespace(
+        topology=SimpleNamespace(mesh=SimpleNamespace(dp=1), batch=SimpleNamespace(global_batch_size=4))
+    )
+    with pytest.raises(
+        ValueError, match=r"Masks\(seed=0\) draws from a generator of its own, .*leave seed out"
+    ):
+        told(Masks(0))
+    assert told(Masks()) == ""
+    for generator in (
+        torch.Generator(),
+        np.random.default_rng(1),
+        np.random.RandomState(1),
+        random.Random(1),
+    ):
+        assert "Masks has a generator of its own (chance), which no save holds" in told(
+            Masks(chance=generator)
+        )
+    assert told(Masks(chance=random.Random(1)), rank=1) == ""
+    assert told(Masks(chance=random.Random(1), load_state_dict=dict)) == "", "it is in the session's extra"

@@ -277,6 +277,7 @@ REFUSED = {
     "object": "of the attributes in state\\(\\) of callback Odd, handle is a builtins.object, which cannot be saved",
     "accelerate": "Trainer cannot be resumed so: .*num_steps 4: the accumulation is the plan's",
     "one": "^2 micro batches$",
+    "masks": r"DataCollatorForLanguageModeling\(seed=7\) draws from a generator of its own, .*: leave seed out",
     "memory": r'session={"extra": {"trainer": \.\.\.}}: that name is taken by what the trainer itself keeps',
     "reference": r'session={"extra": {"ref_model": \.\.\.}}: that name is taken',
     "seed": r'session={"seed": \.\.\.}: it is data_seed of the arguments, or seed; session= takes extra, per_rank, ',

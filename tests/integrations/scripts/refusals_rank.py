@@ -7,7 +7,15 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_callback import ExportableState
 
 from trainer_sidecar.contract.plan import AccumulationSave
@@ -85,13 +93,15 @@ def arguments(**options):
     return TrainingArguments(output_dir=str(OUT / "refused"), use_cpu=True, report_to=[], **options)
 
 
-def trainer(data=None, kind=ResumableTrainer, callbacks=None, session=None, args=None, **options):
+def trainer(
+    data=None, kind=ResumableTrainer, callbacks=None, session=None, args=None, collator=collate, **options
+):
     return kind(
         session=session,
         model=model(),
         args=args or arguments(**options),
         train_dataset=data or Rows(8),
-        data_collator=collate,
+        data_collator=collator,
         callbacks=callbacks,
     )
 
@@ -112,6 +122,12 @@ def hides():
     """Its first step, without the session that `train` would make: a process has one."""
     made = trainer(kind=Hides, max_steps=4)
     made.training_step(made.model, next(iter(made.get_train_dataloader())))
+
+
+def masks():
+    words = Tokenizer(WordLevel({"<mask>": 0}))
+    tokens = PreTrainedTokenizerFast(tokenizer_object=words, mask_token="<mask>")
+    return DataCollatorForLanguageModeling(tokens, seed=7)
 
 
 def windows(count):
@@ -151,6 +167,7 @@ CASES = {
     "object": lambda: trainer(callbacks=[Odd()])._memory.state_dict(),
     "accelerate": lambda: trainer(accelerator_config=windows(4)),
     "one": one,
+    "masks": lambda: trainer(collator=masks(), max_steps=4).get_train_dataloader(),
     "memory": lambda: trainer(session={"extra": {"trainer": torch.nn.Linear(1, 1)}}),
     "reference": lambda: trainer(kind=Compares, session={"extra": {"ref_model": torch.nn.Linear(1, 1)}}),
     "seed": lambda: trainer(session={"seed": 4}),

@@ -57,7 +57,7 @@ class Bridge:
         if self._feed is None:
             source = self._trainer.fit_loop._data_source
             self._feed = feed_of(source.dataloader() if source.is_defined() else None)
-            self._feed.tell_batch(self._env.plan, self._wanted, self._env.rank)
+            self._feed.tell(self._env.plan, self._wanted, self._env.rank)
         return self._feed
 
     @property

@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader
 
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.integrations.batch import tell_unused
-from trainer_sidecar.integrations.loaders import OURS, refuse_iterable, refuse_order
+from trainer_sidecar.integrations.loaders import (
+    OURS,
+    refuse_iterable,
+    refuse_order,
+    refuse_seeded,
+    warn_of_generators,
+)
 
 _OPTIONS = (
     "num_workers",
@@ -44,8 +50,9 @@ class Feed:
             return None
         return len(self.data) - (len(self.data) % global_batch if self.drop_last else 0)
 
-    def tell_batch(self, plan: Plan, accumulation: int, rank: int) -> None:
-        """Warn where a step has another number of samples than the script says."""
+    def tell(self, plan: Plan, accumulation: int, rank: int) -> None:
+        """Warn where a step has another number of samples than the script says, and of chance that no save holds."""
+        warn_of_generators(self.collate, rank)
         if self.batch_size:
             ranks = plan.topology.mesh.dp
             samples = self.batch_size * accumulation * ranks
@@ -69,6 +76,7 @@ def feed_of(loader: Any) -> Feed:
             "session would not: put what it does into the dataset or collate_fn of a plain DataLoader (docs/data.md)"
         )
     refuse_order(loader, loader.batch_sampler)
+    refuse_seeded(loader.collate_fn)
     return Feed(
         loader.dataset,
         loader.collate_fn,

@@ -108,7 +108,7 @@ class Resumable:
         """Micro batches of the session over what Trainer's own loader would read, collated as there. Raises ValueError
         where only the script knows how long a pass is and says no `max_steps`."""
         made = super().get_train_dataloader()  # type: ignore[misc]
-        self._feed, options = feed_of(made, self.args.dataloader_drop_last)
+        self._feed, options = feed_of(made, self.args.dataloader_drop_last, self.args.process_index)
         self._windows = Windows(self, options)
         if self.args.max_steps <= 0:  # a loader without length has to be told where the run ends
             if self._samples is None:

@@ -10,7 +10,12 @@ from typing import Any, Protocol
 from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
 from torch.utils.data import DataLoader, RandomSampler
 
-from trainer_sidecar.integrations.loaders import refuse_iterable, refuse_order
+from trainer_sidecar.integrations.loaders import (
+    refuse_iterable,
+    refuse_order,
+    refuse_seeded,
+    warn_of_generators,
+)
 from trainer_sidecar.train import Session, TrainingLibraryError
 
 _OPTIONS = (
@@ -25,7 +30,7 @@ _SHUFFLES = (RandomSampler, SeedableRandomSampler)
 _OVERRIDDEN = "get_train_dataloader"
 
 
-def feed_of(loader: Any, drop_last: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def feed_of(loader: Any, drop_last: bool, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of `Session.from_env` and of `Session.loader` for what a trainer's `get_train_dataloader` made,
     prepared by Accelerate or not. Raises ValueError where the session would read otherwise."""
     if not isinstance(loader, DataLoader):
@@ -38,6 +43,8 @@ def feed_of(loader: Any, drop_last: bool) -> tuple[dict[str, Any], dict[str, Any
     while isinstance(batches, BatchSamplerShard):
         batches = batches.batch_sampler
     refuse_order(loader, batches, _SHUFFLES)
+    refuse_seeded(loader.collate_fn)
+    warn_of_generators(loader.collate_fn, rank)
     data = {"data": loader.dataset, "collate": loader.collate_fn, "drop_last": drop_last}
     return data, {name: getattr(loader, name) for name in _OPTIONS}
 
