@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import kopf
 
+from rtj_operator import flags
 from rtj_operator.api.effective import OperatorDefaults
 from rtj_operator.api.names import LABEL_JOB
 from rtj_operator.apply import Applier
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Flags, each with its environment variable as default."""
+    """Flags, each with its environment variable as default. Raises SystemExit naming those with an unusable value."""
     parser = argparse.ArgumentParser(prog="rtj-operator", description="Operator for ResumableTrainingJobs.")
     parser.add_argument("--version", action="version", version=f"rtj-operator {__version__}")
 
@@ -116,7 +117,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flag("workers", "8", "jobs that are reconciled at once")
     flag("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     flag("log-format", "text", "text or json")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if wrong := flags.problems(options, ENV_PREFIX):
+        parser.error("; ".join(wrong))
+    return options
 
 
 async def run(options: argparse.Namespace) -> None:

@@ -44,6 +44,20 @@ def test_lint_is_strict_and_a_misspelt_or_mistyped_value_is_refused_by_name(helm
     assert "allowedUrls" in said
     said = run(helm, "template", str(CHART), "--set", "image.pullPolicy=Sometimes", ok=False)
     assert "pullPolicy" in said
+    values = (
+        "sidecar.cpu=0.25cores",
+        "sidecarImage.repository=Not An Image",
+        "store.endpoint=ftp://x",
+        "metricsPort=0",
+    )
+    sets = [
+        word
+        for value in (*values, "sidecar.memory=-1Gi", "namespaces={Bad Name}")
+        for word in ("--set", value)
+    ]
+    said = run(helm, "template", str(CHART), *sets, ok=False)
+    for name in ("cpu", "memory", "repository", "endpoint", "metricsPort", "namespaces"):
+        assert name in said
 
 
 @pytest.mark.parametrize("values", [(), ALL, (*ALL, "namespaces={a,b}", "store.readSecret=false")])
