@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hack.demo import own_rules
 from hack.demo.out_folder import DEFAULT
 from hack.demo.own_settings import CREDENTIALS, OwnSettings
 from hack.demo.settings import Settings
@@ -29,6 +31,12 @@ def parse(argv: list[str], run_tag: str) -> Settings:
     on_gpus = own and given.gpus != 0
     interval = given.interval_steps or (GPU_INTERVAL_STEPS if on_gpus else Settings.interval_steps)
     steps = given.steps or 16 * interval
+    if interval < 1:
+        parser.error(f"--interval-steps {interval}: at least 1")
+    if given.loss_tolerance is not None and not 0 < given.loss_tolerance < math.inf:
+        parser.error(f"--loss-tolerance {given.loss_tolerance}: a number above 0, such as 1e-5")
+    if said := own_rules.wrong_namespace(given.namespace):
+        parser.error(said)
     if steps < (least := (10 if own else 8) * interval):
         parser.error(f"--steps {steps} leaves no room for the faults: use at least {least}")
     if not own:
@@ -41,7 +49,7 @@ def parse(argv: list[str], run_tag: str) -> Settings:
         )  # fmt: skip
     _check_own(parser, given)
     gpus = OwnSettings.gpus if given.gpus is None else given.gpus
-    return OwnSettings(
+    settings = OwnSettings(
         out=given.out.resolve(), namespace=given.namespace, steps=steps, interval_steps=interval, keep=given.keep,
         loss_tolerance=given.loss_tolerance or (GPU_LOSS_TOLERANCE if gpus else Settings.loss_tolerance),
         run_tag=run_tag, ranks=gpus or CPU_RANKS, context=given.context, store=given.store,
@@ -54,6 +62,9 @@ def parse(argv: list[str], run_tag: str) -> Settings:
         overlay_folder=given.overlay.resolve() if given.overlay else None,
         credentials={name: os.environ[name] for name in CREDENTIALS if os.environ.get(name)},
     )  # fmt: skip
+    if refused := list(own_rules.wrong(settings)):
+        parser.error("; ".join(refused))
+    return settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 def _check_own(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     if given.cut_pod is not None:
         parser.error("--cut-pod cuts a node off the network, which is done on the local cluster only")
+    if not given.context:
+        parser.error("--context is empty: name a context of your kubeconfig")
     parts = urlsplit(given.store or "")
     if parts.scheme != "s3" or not parts.netloc:
         parser.error(f"--store {given.store}: --context needs a store that pods reach: s3://bucket/prefix")

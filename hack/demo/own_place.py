@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hack.demo import installation, own_checks, own_manifests, own_operator, proofs
+from hack.demo import installation, own_checks, own_manifests, own_operator, own_rules, proofs
 from hack.demo.cleaning import Step, take_away
 from hack.demo.cluster import Kubectl, secret
 from hack.demo.console import Console
@@ -82,10 +82,10 @@ class OwnPlace:
         return not self._found.operator or self._found.ours
 
     def _write_jobs(self, folder: Path) -> None:
-        """The kustomization of each job, which has to build."""
+        """The kustomization of each job, which has to build, and to build a job that is taken."""
         for name in (self._settings.control_name, JOB):
             own_manifests.write(self._settings, folder / name, control=name != JOB)
-            self.cluster.kubectl("kustomize", str(folder / name))
+            own_rules.check_job(self.cluster.kubectl("kustomize", str(folder / name)))
 
     def prepare(self, console: Console) -> Evidence:
         """Namespace; operator unless there is one; the control run."""
@@ -236,6 +236,8 @@ class OwnPlace:
         name = self._settings.namespace
         if run := self._others():
             return f"namespace {name} is run {run}'s by now and is left to it"
+        if self.cluster.namespace(name) is None:
+            return f"there is no namespace {name}"
         self._no_jobs()
         self.cluster.kubectl("delete", "namespace", name, "--ignore-not-found", timeout=180)
         return f"namespace {name} deleted"

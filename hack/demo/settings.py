@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import secrets
 import sys
 import time
@@ -73,8 +74,9 @@ class Settings:
 
     @property
     def store_url(self) -> str:
-        """A prefix of its own for every run: a journal is never started anew."""
-        return f"s3://{BUCKET}/{self.out.name}-{self.run_tag}"
+        """A prefix of its own for every run: a journal is never started anew. Not all that a folder may be called is
+        taken there."""
+        return f"s3://{BUCKET}/{re.sub(r'[^A-Za-z0-9._=-]', '-', self.out.name)}-{self.run_tag}"
 
     run_tag: str = "0"
 

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import mounted_overlay  # noqa: E402
 
-from hack.demo import own_checks, own_manifests, own_operator  # noqa: E402
+from hack.demo import own_checks, own_manifests, own_operator, own_rules  # noqa: E402
 from hack.demo.arguments import parse  # noqa: E402
 from hack.demo.cluster import Cluster, Kubectl  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
@@ -108,7 +108,9 @@ def test_patches_of_the_user_s_own_go_on_top_and_operator_takes_the_job_with_its
     (tmp_path / "patches" / "tolerate.yaml").write_text("spec: {restart: {hangTimeoutSeconds: 99}}\n")
     given = replace(settings(), overlay_folder=tmp_path / "patches")
     own_manifests.write(given, tmp_path / "control", control=True)
-    job = yaml.safe_load(Kubectl("mine").kubectl("kustomize", str(tmp_path / "control")))
+    built = Kubectl("mine").kubectl("kustomize", str(tmp_path / "control"))
+    own_rules.check_job(built)
+    job = yaml.safe_load(built)
     assert (job["metadata"]["name"], job["metadata"]["namespace"]) == (given.control_name, NAMESPACE)
     assert job["spec"]["restart"]["hangTimeoutSeconds"] == 99
     pod = job["spec"]["template"]["spec"]

@@ -133,3 +133,14 @@ def test_ctrl_c_while_it_cleans_up_tells_all_that_was_not_done() -> None:
         place.clean_up(Console())
     assert all(step.by_hand in str(caught.value) for step in steps)
     assert cluster.ran("kubectl delete") == []
+
+
+def test_a_namespace_that_is_not_there_is_not_said_to_have_been_deleted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place, cluster, _ = at_its_end()
+    cluster.namespaces = {}
+    place.clean_up(Console())
+    told = capsys.readouterr().out
+    assert "there is no namespace rtj-demo" in told
+    assert "namespace rtj-demo deleted" not in told

@@ -18,7 +18,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo import ledger_copy, own_checks, own_manifests, own_operator, own_place, own_scenario  # noqa: E402
+from hack.demo import ledger_copy, own_checks, own_manifests, own_operator, own_place, own_rules, own_scenario  # noqa: E402
 from hack.demo.arguments import parse  # noqa: E402
 from hack.demo.cluster import Kubectl  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
@@ -60,6 +60,19 @@ def test_the_command_line_names_context_store_and_images(monkeypatch: pytest.Mon
     assert settings("--endpoint", "http://a:1", "--endpoint-here", "http://b:2").endpoint_here == "http://b:2"
 
 
+def test_an_odd_folder_and_odd_settings_that_work_are_taken() -> None:
+    assert parse(["--out", "/tmp/my out?"], "t1").store_url == "s3://checkpoints/my-out--t1"
+    more = ["--namespace", 63 * "y", "--endpoint", "https://[fd00::1]:9000", "--region", "eu-central-1"]
+    assert settings(*more, "--endpoint-here", "http://localhost:9000/s3").namespace == 63 * "y"
+    for image in (
+        "r.example.com:5000/a/op:1.2",
+        "localhost/op:dev",
+        "a/op@sha256:ab",
+        "R.example.com/a__b/c",
+    ):
+        assert settings("--trainer-image", image).trainer_image == image
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -72,6 +85,21 @@ def test_the_command_line_names_context_store_and_images(monkeypatch: pytest.Mon
         ([*NEEDED, "--gpus", "-1"], "--gpus -1: 0 for CPUs only"),
         ([*NEEDED, "--overlay", "/no/where"], "there is no such folder"),
         ([*NEEDED, "--gpus", "0", "--steps", "100"], "use at least 150"),
+        (["--namespace", "Bad Name'"], "--namespace Bad Name': at most 63 of a-z, 0-9 and -"),
+        ([*NEEDED, "--namespace=-x"], "--namespace -x: at most 63"),
+        ([*NEEDED, "--namespace", 64 * "y"], "at most 63"),
+        ([*NEEDED, "--namespace", "a.b"], "--namespace a.b"),
+        ([*NEEDED, "--store", "s3://bucket/a b"], "--store s3://bucket/a b: with the demo's own prefix"),
+        ([*NEEDED, "--store", "s3://bucket/a?b#c"], "store.url must be s3://bucket or s3://bucket/prefix"),
+        ([*NEEDED, "--store", "s3://Bucket/a"], "store.url must be s3://bucket or s3://bucket/prefix"),
+        ([*NEEDED, "--store", "s3://bucket/" + 1024 * "a"], "characters, at most 1024"),
+        ([*NEEDED, "--endpoint", "minio:9000"], "--endpoint minio:9000: store.endpoint must be http(s)://"),
+        ([*NEEDED, "--endpoint-here", "localhost"], "--endpoint-here localhost: must be http(s)://host"),
+        ([*NEEDED, "--region", "eu central"], "--region eu central: does not match"),
+        ([*NEEDED, "--trainer-image", "my image"], "--trainer-image my image: is no name of an image"),
+        (["--context", "", *NEEDED[2:]], "--context is empty"),
+        ([*NEEDED, "--interval-steps", "-1"], "--interval-steps -1: at least 1"),
+        ([*NEEDED, "--loss-tolerance", "nan"], "--loss-tolerance nan: a number above 0"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_refused_by_name(
@@ -153,6 +181,31 @@ def test_an_overlay_that_is_no_patch_is_refused_by_name(
         (overlay / name).write_text(text)
     with pytest.raises(DemoError, match=told):
         own_manifests.write(settings("--overlay", str(overlay)), tmp_path / "out", control=False)
+
+
+def built(**changes: Any) -> str:
+    """The example's job as kustomize gives it, changed by a user's patch."""
+    job = yaml.safe_load((ROOT / "examples" / "pretrain" / "job.yaml").read_text())
+    job["spec"]["checkpoint"]["store"] = own_manifests.job_store(settings())
+    job["spec"] |= changes
+    return yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "of-the-user"}}, job])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (built(nodes=-1), r"job pretrain with the patches of --overlay: .*spec.nodes"),
+        (built(nodez=2), r"job pretrain would be refused: .*nodez.*see --overlay"),
+        ("kind: ConfigMap", "there are 0 jobs instead of one"),
+        (built() + "---\n" + built(), "there are 2 jobs instead of one"),
+    ],
+)
+def test_a_job_that_the_user_s_patches_have_spoiled_is_refused_before_anything_is_made(
+    text: str, told: str
+) -> None:
+    own_rules.check_job(built())
+    with pytest.raises(DemoError, match=told):
+        own_rules.check_job(text)
 
 
 def test_nodes_without_enough_gpus_are_refused_with_what_to_choose_instead() -> None:

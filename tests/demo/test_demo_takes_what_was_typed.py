@@ -80,7 +80,7 @@ def test_a_folder_with_somebody_s_files_is_refused_and_stays(
     results = tmp_path / "results"
     results.mkdir()
     (results / "thesis.txt").write_text("years of work")
-    needed = ["--context", "lab", "--store", "s3://b/p", "--registry", "r"]
+    needed = ["--context", "lab", "--store", "s3://bkt/p", "--registry", "r"]
     assert demo.main([*needed, "--out", str(results)]) == 1
     assert f"--out {results} is not empty and no demo has made it" in capsys.readouterr().err
     assert (results / "thesis.txt").read_text() == "years of work"
