@@ -49,3 +49,21 @@ def rules(schema: Any) -> Iterator[str]:
 def test_every_rule_that_looks_at_one_object_is_known() -> None:
     alone = {rule for rule in rules(root_schema()) if "oldSelf" not in rule}
     assert {rule for rule in alone if ".matches(" not in rule} == set(HOLDS)
+
+
+@pytest.mark.parametrize(
+    ("queue", "taken"),
+    [
+        ("gpus", True), ("team.gpus", True), ("a-1.b-2.c", True), ("a" * 63, True),
+        ("a" * 64, False), ("team..gpus", False), (".gpus", False), ("gpus.", False), ("Team", False),
+        ("team-.gpus", False), ("", False),
+    ],
+)  # fmt: skip
+def test_a_queue_is_named_as_kueue_names_one_and_fits_a_label(raw_job: Raw, queue: str, taken: bool) -> None:
+    raw = raw_job("smallest")
+    raw["spec"]["scheduling"] = {"queue": queue}
+    if taken:
+        assert admit(raw).spec.scheduling.queue == queue
+    else:
+        with pytest.raises(RefusedError, match="queue"):
+            admit(raw)

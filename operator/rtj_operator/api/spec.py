@@ -213,8 +213,13 @@ class Restart(SpecModel):
 class Scheduling(SpecModel):
     """How pods get their nodes."""
 
-    queue: str | None = Field(default=None, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    """Kueue LocalQueue. Becomes a label of the placement's Job. With `elastic`, Kueue may admit fewer pods."""
+    queue: str | None = Field(
+        default=None,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+    )
+    """Kueue LocalQueue. Becomes a label of the placement's Job, so that 63 characters are the most. With
+    `elastic`, Kueue may admit fewer pods."""
     priority_class: str | None = Field(
         default=None, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
     )
