@@ -24,6 +24,7 @@ from trainer_sidecar.sidecar.frozen import Frozen
 from trainer_sidecar.store.verify import read_manifest
 from trainer_sidecar.train import Session, frozen, saves
 from trainer_sidecar.train.capture import Captured
+from trainer_sidecar.train.ownership import OwnershipPlan
 
 pytestmark = pytest.mark.timeout(120)
 EACH = CheckpointPolicy(interval_steps=1, interval_seconds=0, when_busy=WhenBusy.WAIT)
@@ -190,6 +191,59 @@ def test_a_base_that_is_written_while_it_is_being_kept_fails_the_save_by_name(
     assert 1 not in manifests(world, plan)
     assert kept(manifests(world, plan)[3])
     assert any("model/2.weight among them" in r.getMessage() for r in caplog.records)
+
+
+def test_a_teacher_that_is_written_to_all_the_time_is_saved_with_the_rest_and_stays_so_after_a_resume(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The moving average of the model: no save reads it twice as the same, and the base beside it is kept once."""
+    real = frozen.FrozenWeights._store
+
+    def teaching() -> Parts:
+        torch.manual_seed(0)
+        student = nn.Linear(1, 1)
+        student.base = nn.Linear(600, 600).requires_grad_(False)
+        student.teacher = nn.Linear(600, 600).requires_grad_(False)
+        return Parts(student)
+
+    def average(parts: Parts) -> None:
+        with torch.no_grad():
+            parts.model.get_parameter("teacher.weight").mul_(0.9)
+
+    def attempt(plan: Plan, steps: int) -> Parts:
+        parts = teaching()
+
+        def stored(self: frozen.FrozenWeights, kept: OwnershipPlan, *args: Any) -> Any:
+            if any(entry.name == "model/teacher.weight" for entry in kept.entries):
+                average(parts)  # as the next step does, while the save is still in the background
+            return real(self, kept, *args)
+
+        monkeypatch.setattr(frozen.FrozenWeights, "_store", stored)
+        with rank_of(world, plan, monkeypatch), parts.session(total_steps=steps) as session:
+            parts.model.register_forward_pre_hook(lambda *_: average(parts))
+            parts.train(session)
+        return parts
+
+    first = world.attempt(topology(1, 4, micro=4), checkpoint=EACH)
+    attempt(first, 4)
+    found = manifests(world, first)
+    assert sorted(found) == [3, 4]
+    said = [r.getMessage() for r in caplog.records if "is not saved" in r.getMessage()]
+    assert "model/teacher.weight among them: the next save keeps them as they are then" in said[0]
+    assert (
+        "from the next save on those that were so before, too, are saved with the rest of the state"
+        in said[1]
+    )
+    second = world.attempt(topology(1, 4, micro=4), _point(world, first, 3), checkpoint=EACH)
+    attempt(second, 5)
+    again = manifests(world, second)
+    assert sorted(again) == [4, 5], "its first save commits"
+    files = [f for manifest in (*found.values(), *again.values()) for f in manifest.frozen]
+    assert len({f.sha256 for f in files}) == 1
+    assert 1_440_000 < files[0].size < 1_450_000, (
+        "the base and the teacher's bias, which stands still, are kept apart"
+    )
+    assert again[4].state_digest == found[4].state_digest
 
 
 def test_the_sidecar_takes_no_other_file(tmp_path: Path) -> None:

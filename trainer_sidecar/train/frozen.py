@@ -7,14 +7,18 @@ background of a save: frozen weights may be read while training goes on, since n
 
 A weight that was changed after all (adapters merged into the base, one element written through `.data`) is noticed
 when the very save begins, since all bytes are looked at, and kept anew. One that is changed while it is being read
-fails the save: what was read belongs to no step.
+fails the save: what was read belongs to no step. One that does so again (the moving average of a teacher) is saved with
+the rest from then on, on all ranks and in later attempts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
+from collections import Counter
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +28,7 @@ import torch
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.checkpoint import FrozenFile, FrozenObject, Slices, Tensors
 from trainer_sidecar.train import state_digest
+from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.capture import Captured
 from trainer_sidecar.train.checksum import checksums
 from trainer_sidecar.train.describe import slice_columns, tensor_columns
@@ -33,19 +38,23 @@ from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.staging import allocate, as_bytes, open_to_all, sources_of
 
 _POLL_SECONDS = 0.1
+_MOST_DRIFTS = 2
+"""Saves that a weight may fail by being written to while it is read: after them it counts as trained."""
 MIN_BYTES = 1024 * 1024
 """Of all frozen weights together; less is saved with the rest, since a reference costs objects and round trips."""
 
 
-def split(captured: Captured) -> tuple[Captured, Captured]:
-    """(what a save stages, what is kept once); the second is empty when it would be small."""
-    frozen = [p for p in captured.pieces if p.frozen and 0 not in p.entry.shape]
+def split(captured: Captured, written: AbstractSet[str] = frozenset()) -> tuple[Captured, Captured]:
+    """(what a save stages, what is kept once); the second is empty when it would be small. `written`: names of weights
+    that count as trained."""
+    frozen = [
+        p for p in captured.pieces if p.frozen and 0 not in p.entry.shape and p.entry.name not in written
+    ]
     size = sum(int(np.prod(p.entry.shape, dtype=np.int64)) * p.entry.itemsize for p in frozen)
     if size < MIN_BYTES:
         return captured, Captured()
-    return captured.only([p for p in captured.pieces if not p.frozen or 0 in p.entry.shape]), Captured(
-        pieces=frozen
-    )
+    kept = {id(p) for p in frozen}
+    return captured.only([p for p in captured.pieces if id(p) not in kept]), Captured(pieces=frozen)
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,12 @@ class Kept:
 class FrozenWeights:
     """This rank's share of the frozen weights."""
 
-    def __init__(self, env: Environment) -> None:
-        self._env = env
+    def __init__(self, env: Environment, agreement: Agreement | None = None) -> None:
+        """`agreement`: where there can be frozen weights that something writes to; ranks then agree on which."""
+        self._env, self._agreement = env, agreement
+        self.written: frozenset[str] = frozenset()
+        """Saved with the rest, though nothing trains them; equal on all ranks."""
+        self._drifts: Counter[str] = Counter()
         self._planner = Planner(env.rank, env.world_size)
         self._kept: Kept | None = None
         self._count = 0
@@ -90,9 +103,18 @@ class FrozenWeights:
         self._kept = Kept(names, None, digest, files, inherited=True)
 
     def save_failed(self) -> None:
-        """Ranks may differ in whether an inherited reference still holds: then all begin anew, not fail for ever."""
+        """On all ranks. They may differ in whether an inherited reference still holds: then all begin anew, not fail
+        for ever. And what was written to in one save after the other is kept no more."""
         if self._kept is not None and self._kept.inherited:
             self._kept = None
+        if self._agreement is not None:
+            mine = sorted(name for name, count in self._drifts.items() if count >= _MOST_DRIFTS)
+            found = self._agreement.gather(json.dumps(mine).encode() if mine else b"")
+            self.written |= {name for data in found if data for name in json.loads(data)}
+
+    def split(self, captured: Captured) -> tuple[Captured, Captured]:
+        """`split` without the weights that something writes to."""
+        return split(captured, self.written)
 
     def plan(self, captured: Captured) -> OwnershipPlan:
         return self._planner.plan(captured.entries)
@@ -110,10 +132,27 @@ class FrozenWeights:
         kept = self._kept
         if kept is None or (kept.names, kept.look) != (names, seen):
             kept = self._look_again(captured, names, deadline)
-            _refuse_changed(captured, seen)
+            self._refuse_changed(captured, seen)
             kept.look = seen
             self._kept = kept
         return kept
+
+    def _refuse_changed(self, captured: Captured, seen: Look) -> None:
+        changed = [captured.pieces[i].entry.name for i in seen.changed(look(captured))]
+        if not changed:
+            return
+        self._drifts.update(changed)
+        again = max(self._drifts[name] for name in changed) >= _MOST_DRIFTS
+        follows = (
+            "from the next save on those that were so before, too, are saved with the rest of the state"
+            if again and self._agreement is not None
+            else "the next save keeps them as they are then; those that are written to in it, too, as the moving "
+            "average of a teacher, are saved with the rest of the state from then on"
+        )
+        raise StagingFailed(
+            f"{len(changed)} frozen weights (nothing trains them) were written to while they were being kept, "
+            f"{', '.join(changed[:3])} among them: {follows}"
+        )
 
     def _look_again(self, captured: Captured, names: tuple[str, ...], deadline: float) -> Kept:
         plan, kept = self.plan(captured), self._kept
@@ -209,13 +248,3 @@ def _file(kept: FrozenObject, tensors: Tensors, slices: Slices) -> FrozenFile:
 def look(captured: Captured) -> Look:
     """Waits for each device once; see `checksum` for what it costs."""
     return Look(checksums([p.local for p in captured.pieces]))
-
-
-def _refuse_changed(captured: Captured, seen: Look) -> None:
-    changed = seen.changed(look(captured))
-    if changed:
-        names = ", ".join(captured.pieces[i].entry.name for i in changed[:3])
-        raise StagingFailed(
-            f"{len(changed)} frozen weights were written to while they were being kept, {names} among them: the next "
-            "save keeps them as they are then"
-        )

@@ -84,6 +84,8 @@ class Resumed:
     left: Left
     frozen: Inherited | None
     """None when the checkpoint holds other frozen weights than this run has."""
+    written: frozenset[str]
+    """Weights that nothing trains and that the checkpoint holds with the rest: something writes to them."""
     loss_spread: float = 0.0
     """Standard deviation of the losses before the save."""
 
@@ -127,7 +129,8 @@ class Restorer:
             )
         left = Left.now(self.state, self.env.device, Tolerance.of(self.env.plan, self.clockwork.accept))
         spread = opened.manifest.training_state.statistics.get("lossStd", 0.0)
-        return Resumed(report, opened.witness, opened.manifest.epoch, left, self._inherited, spread)
+        met = opened.witness, opened.manifest.epoch, left, self._inherited
+        return Resumed(report, *met, self._written, spread)
 
     def _timed(self, phase: str, action: Callable[[], Any]) -> Any:
         begin = time.monotonic()
@@ -215,7 +218,7 @@ class Restorer:
         stored = {n: (d, tuple(s)) for n, d, s in zip(t.names, t.dtypes, t.shapes, strict=True)}
         problems = materialise.optimizer_state(self.state, saved.optimizers, stored)
         now = self._whole(problems)
-        self._frozen = now.frozen
+        self._frozen, self._trained = now.frozen, {f"model/{name}" for name in saved.trainable}
         problems = now.problems or compare.tensor_differences(t, now.tensors, _STATE)
         if problems:
             raise ResumeRefused(problems)
@@ -252,7 +255,9 @@ class Restorer:
         return sum(r.shared.numel * r.piece.entry.itemsize for r in reads), fetched
 
     def _digest_checks(self, opened: m.RestoreOpened) -> list[Check]:
-        live, frozen = split(without_gradients(self._captured))
+        held = {name for file in self._references for name in file.tensors.names}
+        self._written = frozenset(self._frozen - held - self._trained)
+        live, frozen = split(without_gradients(self._captured), self._written)
         plan, once = (
             self.planner.plan(live.entries),
             make_plan(frozen.entries, self.env.rank, self.env.world_size),
@@ -260,8 +265,7 @@ class Restorer:
         unchanging = state_digest.of_live(once, frozen)
         mine = self._timed("digest", lambda: add(state_digest.of_live(plan, live), unchanging))
         names = tuple(p.entry.name for p in frozen.pieces)
-        held = {name for file in self._references for name in file.tensors.names}
-        same = held == self._frozen
+        same = held == self._frozen - self._written
         self._inherited = Inherited(names, unchanging, self._references) if same else None
         (total,) = self.agreement.sum_exact([mine])
         found = to_hex(total % MODULUS)

@@ -78,14 +78,14 @@ class Session(EndTold):
             self._ledger = Ledger(env.ledger_dir, plan.run_id, plan.epoch, env.rank)
             self._evidence = Evidence(env.client, plan.verification, sends=env.rank == 0)
             self._left: Left | None = None
-            frozen = FrozenWeights(env)
+            frozen = FrozenWeights(env, self._agreement)
             self._accumulation = Accumulation(env, state, cursor, loader_state=bool(clockwork.per_rank))
             if plan.restore is not None:
                 parts = env, state, clockwork, cursor, planner, self._agreement, self._accumulation
                 resumed = restored(plan.restore, *parts)
                 self._evidence.resumed(resumed)
                 self._left = resumed.left
-                kept = resumed.frozen
+                kept, frozen.written = resumed.frozen, resumed.written
                 if kept is not None and plan.restore.source is None:  # a fork keeps them in its own run
                     frozen.inherit(kept.names, kept.digest, kept.files if env.rank == 0 else [])
             parent = plan.restore.checkpoint_id if plan.restore else None

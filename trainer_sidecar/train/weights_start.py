@@ -72,7 +72,7 @@ class WeightsStart(Restorer):
         return []
 
     def _materialise(self, _opened: m.RestoreOpened) -> dict[str, Any]:
-        self._frozen = set()
+        self._frozen, self._trained = set(), set()
         self._taken = TakenOver()
         self._captured.pieces = [p for p in self._captured.pieces if p.entry.name.startswith(_MODEL)]
         return {}
