@@ -1,6 +1,7 @@
 """`make demo`: one job through a killed rank, a lost node and its return, against a control run, with proofs.
 
-Exit codes: 0 everything was proven, 1 a proof failed or something did not happen in time.
+Exit codes: 0 everything was proven, 1 a proof failed, something did not happen in time, or could not be taken away
+again, 2 usage, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -22,10 +22,12 @@ from trainer_sidecar.audit.proof import Proof
 from trainer_sidecar.kube_commands.drill import sigterm_interrupts
 
 INTERRUPTED = 130
+LEFT = 1
+"""All is proven, but something was left that a person has to take away."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 when every proof holds; 130 after Ctrl-C or SIGTERM, which clean up as well."""
+    """Exit code: 0 when every proof holds and all is taken away; 130 after Ctrl-C or SIGTERM, which clean up, too."""
     settings = parse(argv, run_tag=new_tag())
     console = Console()
     place: Place = OwnPlace(settings) if isinstance(settings, OwnSettings) else LocalPlace(settings)
@@ -41,6 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def _demo(settings: Settings, console: Console, place: Place) -> int:
+    tidy = True
     try:
         place.check(console)
         if make_anew(settings.out):
@@ -52,14 +55,14 @@ def _demo(settings: Settings, console: Console, place: Place) -> int:
         run = place.evidence()
         code = _conclude(settings, console, place, scenario, told, seen, run, reference)
         drop_previous(settings.out)
-        return code
     except DemoError as error:
         if place.up and not isinstance(error, LostError):
             diagnosis.collect(place, settings, console)
         raise
     finally:
         if place.up:
-            _clean_up(console, place)
+            tidy = _clean_up(console, place)
+    return code if tidy else max(code, LEFT)
 
 
 def _play(settings: Settings, console: Console, place: Place) -> tuple[Scenario, Told, Seen]:
@@ -173,12 +176,14 @@ def bands(run: Evidence, told: Told, rank_word: str) -> list[plot.Band]:
     return found
 
 
-def _clean_up(console: Console, place: Place) -> None:
-    """A second SIGTERM, as of make and of its process group, does not break it off; Ctrl-C does."""
+def _clean_up(console: Console, place: Place) -> bool:
+    """Whether nothing is left. A second SIGTERM, as of make and its process group, does not break it off; Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         place.clean_up(console)
     except DemoError as error:
         console.complain(f"demo: cleaning up: {error}")
+        return False
     finally:
         signal.signal(signal.SIGTERM, before)
+    return True

@@ -207,7 +207,8 @@ def uninstall(cluster: Kubectl, settings: OwnSettings) -> str:
 
 
 def delete_definitions(cluster: Kubectl, settings: OwnSettings) -> str:
-    """Delete the definitions that the demo's release brought, unless somebody needs them by now. What was done."""
+    """Delete the definitions that the demo's release brought, unless somebody needs them by now. What was done. Raises
+    DemoError while the demo's own operator is there: then they are left with it."""
     there = definitions(cluster)
     ours = [found["metadata"]["name"] for found in there if brought(found, settings)]
     if not ours:
@@ -215,10 +216,21 @@ def delete_definitions(cluster: Kubectl, settings: OwnSettings) -> str:
             f"the definitions are not of release {RELEASE} and stay" if there else "no definitions are there"
         )
     found = find(cluster, settings)
+    if found.ours:
+        raise DemoError(f"not while operator {found.operator} is there, the demo's own")
     if operators := [*filter(None, [found.operator]), *found.elsewhere]:
-        return f"the definitions stay: operator {operators[0]} is there"
+        return f"the definitions stay: operator {operators[0]} is there. {_adopting(settings)}"
     for name in ours:
         if cluster.get(name, "--all-namespaces")["items"]:
-            return f"the definitions stay: somebody has {name} by now"
+            return f"the definitions stay: somebody has {name} by now. {_adopting(settings)}"
     cluster.kubectl("delete", "customresourcedefinitions", *ours, "--ignore-not-found", timeout=60)
     return f"definitions deleted: {', '.join(ours)}"
+
+
+def _adopting(settings: OwnSettings) -> str:
+    """What whoever needs them has to know: Helm refuses what it has down as another release's."""
+    return (
+        f"Helm has them down as release {RELEASE}'s of namespace {settings.namespace}: `helm upgrade --install` of a "
+        "release that is to have them from now on needs --take-ownership, or leaves them alone with --set "
+        "crds.install=false"
+    )

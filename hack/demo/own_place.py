@@ -32,6 +32,7 @@ from trainer_sidecar.contract import API_GROUP
 from trainer_sidecar.contract.keys import RunKeys
 from trainer_sidecar.store.base import Store, StoreError
 
+OWNED = "helm upgrade --install takes them over with --take-ownership"
 LEDGER_SECONDS = 60.0
 """For the last lines to reach the store: pods end after the job is Complete."""
 _DATASET = """
@@ -205,9 +206,14 @@ class OwnPlace:
         if self._installs:
             helm = ["helm", "uninstall", RELEASE, "--kube-context", settings.context, "--namespace", name]
             definitions = by_hand("delete", "customresourcedefinitions", *own_operator.DEFINITIONS)
+            definitions += f"  # if nobody needs them; else {OWNED}"
             steps += [
                 Step(f"helm release {RELEASE}", self._take_release, shlex.join(helm)),
-                Step("definitions (CRDs)", self._take_definitions, f"{definitions}  # if nobody needs them"),
+                Step(
+                    "definitions (CRDs)",
+                    self._take_definitions,
+                    definitions,
+                ),
             ]
         server = ["--endpoint-url", settings.endpoint_here] if settings.endpoint_here else []
         store = shlex.join(["aws", "s3", "rm", "--recursive", settings.store_url, *server])

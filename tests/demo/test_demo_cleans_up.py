@@ -144,3 +144,66 @@ def test_a_namespace_that_is_not_there_is_not_said_to_have_been_deleted(
     told = capsys.readouterr().out
     assert "there is no namespace rtj-demo" in told
     assert "namespace rtj-demo deleted" not in told
+
+
+def test_definitions_that_are_left_with_the_demo_s_operator_are_told_with_all_the_rest() -> None:
+    """Helm has them down as the demo's: who installs the chart afterwards has to know how to have them."""
+    place, cluster, _ = at_its_end("--endpoint", "http://minio:9000")
+    cluster.objects[JOBS].append("of-the-user")
+    with pytest.raises(DemoError) as caught:
+        place.clean_up(Console())
+    commands = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    kubectl")]
+    deletion, namespace = commands
+    assert deletion.startswith(
+        f"kubectl --context lab delete customresourcedefinitions {' '.join(DEFINITIONS)}  # "
+    )
+    assert "--take-ownership" in deletion
+    assert namespace == "kubectl --context lab delete namespace rtj-demo"
+    assert set(cluster.definitions) == set(DEFINITIONS)
+
+
+def test_definitions_that_stay_for_somebody_else_are_told_with_how_that_release_gets_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place, cluster, _ = at_its_end()
+    cluster.deployments.append(("rtj-system", "rtj"))
+    place.clean_up(Console())
+    told = capsys.readouterr().out
+    assert "the definitions stay: operator rtj-system/rtj is there" in told
+    assert "release rtj-demo's of namespace rtj-demo" in told
+    assert "--take-ownership" in told
+
+
+class Proven(OwnPlace):
+    """Everything is proven; what happens at the end is told by `left`."""
+
+    left = ""
+
+    def check(self, console: Console) -> None:
+        self.up = True
+
+    def clean_up(self, console: Console) -> None:
+        if self.left:
+            raise DemoError(self.left)
+
+
+@pytest.mark.parametrize(
+    ("left", "proven", "code"),
+    [("", True, 0), ("this is left: a namespace", True, 1), ("", False, 1), ("this is left", False, 1)],
+)
+def test_a_demo_that_leaves_something_behind_does_not_end_as_if_all_were_well(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    left: str,
+    proven: bool,
+    code: int,
+) -> None:
+    monkeypatch.setattr(demo, "OwnPlace", Proven)
+    monkeypatch.setattr(Proven, "left", left)
+    for name in ("prepare", "evidence"):
+        monkeypatch.setattr(Proven, name, lambda *_: None)
+    monkeypatch.setattr(demo, "_play", lambda *_: (None, None, None))
+    monkeypatch.setattr(demo, "_conclude", lambda *_: 0 if proven else 1)
+    assert demo.main([*NEEDED, "--out", str(tmp_path / "out")]) == code
+    assert left in capsys.readouterr().err
