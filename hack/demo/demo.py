@@ -177,7 +177,7 @@ def bands(run: Evidence, told: Told, rank_word: str) -> list[plot.Band]:
 
 
 def _clean_up(console: Console, place: Place) -> bool:
-    """Whether nothing is left. A second SIGTERM, as of make and its process group, does not break it off; Ctrl-C does."""
+    """Whether nothing is left. A second SIGTERM, as of make and its group, does not break it off; Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         place.clean_up(console)
