@@ -273,7 +273,8 @@ def _loss(pod: PodView, epoch: int) -> tuple[Cause, str, int | None]:
             pod.init_end.exit_code,
         )
     if pod.rejected:
-        return Cause.POD_LOST, f"{where}: the kubelet rejected it: {printable(pod.rejected)[:512]}", None
+        did = "ended" if pod.rejected.startswith("DeadlineExceeded") else "rejected"
+        return Cause.POD_LOST, f"{where}: the kubelet {did} it: {printable(pod.rejected)[:512]}", None
     outcome = pod.outcome(epoch)
     if outcome is not None and (pod.gone or pod.deleting) and _by_sigterm(outcome):
         return Cause.POD_LOST, f"{where} was deleted, and that ended its ranks: {_text(outcome)}", None

@@ -77,6 +77,7 @@ class Reason(StrEnum):
     CONTAINER_START_FAILED = "ContainerStartFailed"
     QUOTA_EXCEEDED = "QuotaExceeded"
     QUEUED = "Queued"
+    SCHEDULING_GATED = "SchedulingGated"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     BACKING_OFF = "BackingOff"
     # attempts
@@ -167,6 +168,7 @@ REASON_DOCS: dict[Reason, str] = {
     Reason.IMAGE_PULL_FAILED: "An image cannot be pulled.",
     Reason.CONTAINER_START_FAILED: "A container cannot be created or started (missing Secret, bad command, mount).",
     Reason.QUOTA_EXCEEDED: "A ResourceQuota of the namespace refuses the pods.",
+    Reason.SCHEDULING_GATED: "Pods have scheduling gates, and no scheduler looks at them; the gates' names.",
     Reason.QUEUED: "A queue has not admitted the placement yet.",
     Reason.WAITING_FOR_CAPACITY: "Fewer nodes than minNodes can be had.",
     Reason.BACKING_OFF: "Waiting before the next attempt, after failures without progress.",

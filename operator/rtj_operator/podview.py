@@ -85,6 +85,7 @@ def pod_view(
         scheduled=scheduled.get("status") == "True",
         unschedulable=str(scheduled.get("message", "")) or "no sentence given" if unschedulable else "",
         unschedulable_since=unix(scheduled.get("lastTransitionTime")) if unschedulable else None,
+        gates=_gates(pod) if scheduled.get("reason") == "SchedulingGated" else (),
         sidecar_running=_has_started(_container(status, sidecar)),
         trainer_running="running" in trainer_state,
         trainer_end=_end(trainer_state.get("terminated")),
@@ -119,12 +120,26 @@ def _failed_init(pod: Object, sidecar: str) -> tuple[str, ContainerEnd | None]:
     return "", None
 
 
+_OWN_DEADLINE = (
+    "spec.template.spec.activeDeadlineSeconds ends every pod so, and the job starts again: take it out; "
+    "spec.activeDeadlineSeconds is the job's own"
+)
+
+
 def _rejected(pod: Object) -> str:
     status = pod.get("status", {})
     reason = str(status.get("reason") or "")
     if status.get("phase") != "Failed" or "deletionTimestamp" in pod["metadata"] or not reason:
         return ""
-    return "" if reason in ("Evicted", "NodeLost") else f"{reason}: {status.get('message', '')}"
+    if reason in ("Evicted", "NodeLost"):
+        return ""
+    rest = f"; {_OWN_DEADLINE}" if reason == "DeadlineExceeded" else ""
+    return f"{reason}: {status.get('message', '')}{rest}"
+
+
+def _gates(pod: Object) -> tuple[str, ...]:
+    listed = pod.get("spec", {}).get("schedulingGates") or []
+    return tuple(str(g.get("name", "")) for g in listed if isinstance(g, dict))
 
 
 def _number(text: Any) -> int | None:

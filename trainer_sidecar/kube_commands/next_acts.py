@@ -43,6 +43,9 @@ ADVICE: dict[str, tuple[str, ...]] = {
         "kubectl describe nodes, to see what is free",
         "kubectl scale rtj/{name} --replicas=N, to ask for fewer nodes",
     ),
+    Reason.SCHEDULING_GATED: (
+        f"{_EDIT}: take schedulingGates out of the template that no controller takes off",
+    ),
     Reason.IMAGE_PULL_FAILED: (f"{_EDIT}: name and pull secret of the image",),
     Reason.CONTAINER_START_FAILED: (f"{_EDIT}: the command, Secrets and mounts that are named",),
     Reason.POD_REFUSED: (f"{_EDIT}: what the refusal names",),

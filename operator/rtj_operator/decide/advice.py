@@ -71,6 +71,8 @@ def while_waiting(view: View, reason: str) -> str:
     """What ends a wait for pods."""
     known = {
         Reason.UNSCHEDULABLE: _unschedulable(view),
+        Reason.SCHEDULING_GATED: "whoever set them takes them off; gates of the template itself (spec.template.spec."
+        "schedulingGates) stay for ever when no controller knows them",
         Reason.QUOTA_EXCEEDED: f"{_AGAIN}: raise the quota, or lower spec.nodes or the trainer's limits",
         Reason.POD_REFUSED: f"{_AGAIN}: correct spec.template, or what the namespace allows",
         Reason.IMAGE_PULL_FAILED: f"{_AGAIN}: correct the image or imagePullSecrets in spec.template, or "

@@ -48,6 +48,8 @@ class PodView:
     unschedulable: str = ""
     """The scheduler's sentence, empty when it has not said that the pod does not fit."""
     unschedulable_since: float | None = None
+    gates: tuple[str, ...] = ()
+    """Scheduling gates that keep it from the scheduler."""
     sidecar_running: bool = False
     """It has started: its startup probe has passed."""
     trainer_running: bool = False
@@ -57,7 +59,7 @@ class PodView:
     init_name: str = ""
     """Name of that container."""
     rejected: str = ""
-    """The kubelet's sentence when it rejected the pod, so that none of its containers ran."""
+    """The kubelet's sentence when it rejected the pod, or ended it at its deadline, before a container had ended."""
     waiting_reason: str = ""
     """Reason of the first container that waits for more than its turn: ErrImagePull, CreateContainerConfigError, ..."""
     waiting_message: str = ""

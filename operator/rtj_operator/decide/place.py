@@ -15,7 +15,7 @@ from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
 from rtj_operator.decide.advice import while_waiting, with_advice
 from rtj_operator.decide.exclusion import excluded_names
-from rtj_operator.decide.observed import NodeRoom
+from rtj_operator.decide.observed import NodeRoom, PodView
 from rtj_operator.decide.unstarted import unstarted, why_unstarted
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, backoff_left, ids, told
 from rtj_operator.pods import LEAST_GRACE_SECONDS
@@ -188,7 +188,11 @@ def pods_missing(view: View) -> Step | None:
         freed = status.model_copy(update={"excluded_nodes": []})
         return new_placement(view, freed, status.placement.cause)
     up = sum(p.up for p in view.standing)
-    reason, text = blocked(view.standing) or ("PodsPending", f"{up} of {view.size} pods run")
+    reason, text = (
+        blocked(view.standing)
+        or gated(view.standing)
+        or (Reason.PODS_PENDING, f"{up} of {view.size} pods run")
+    )
     if reason == Reason.UNSCHEDULABLE and avoided:
         off = ", ".join(avoided[:5]) + (", ..." if len(avoided) > 5 else "")
         text += f" (for a minute or so they keep off {off}, where pods were lost or have failed)"
@@ -206,11 +210,23 @@ def pods_missing(view: View) -> Step | None:
         text = f"{text}; {why}"
     text = with_advice(text, while_waiting(view, reason))
     phase = Phase.PENDING if up == 0 else Phase.STARTING
-    troubled = reason not in (Reason.PODS_PENDING, Reason.QUEUED)
+    troubled = reason not in (Reason.PODS_PENDING, Reason.QUEUED, Reason.SCHEDULING_GATED)
     status = told(status, phase, reason, text)
     waiting = Event(EventReason.WAITING, text, f"waiting/{view.number}/{reason}", warning=troubled)
     events = (waiting,) if reason != Reason.PODS_PENDING else ()
     return Step(status, (), _next_look(view), events, (reason, text) if troubled else None)
+
+
+def gated(pods: tuple[PodView, ...]) -> tuple[str, str] | None:
+    """Reason and sentence of pods that their scheduling gates keep from the scheduler; None when there are none."""
+    waiting = [p for p in pods if p.gates and not p.deleting and not p.gone]
+    if not waiting:
+        return None
+    names = ", ".join(sorted({name for p in waiting for name in p.gates})[:5])
+    return Reason.SCHEDULING_GATED.value, (
+        f"{len(waiting)} of the pods are SchedulingGated: no scheduler looks at them before their gates are taken off "
+        f"({names})"
+    )
 
 
 def waits_in_queue(view: View) -> str:
