@@ -12,7 +12,9 @@ import pytest
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.status import SaveOutcome
 from trainer_sidecar.train import saves
+from trainer_sidecar.train.errors import SidecarRefused
 from trainer_sidecar.train.saves import Code, InFlight, Saves
+from trainer_sidecar.train.sealing import tell_sealed
 
 IN_FLIGHT, UNKNOWN, COMMITTED = SaveOutcome.IN_FLIGHT, SaveOutcome.UNKNOWN, SaveOutcome.COMMITTED
 
@@ -69,3 +71,23 @@ def test_the_sidecar_is_not_asked_while_it_holds_the_buffer(monkeypatch: pytest.
     sidecar = Sidecar(IN_FLIGHT, COMMITTED, patience=60)
     assert follow(sidecar, 60, lambda: next(looks, False)).code is Code.COMMITTED
     assert next(looks, None) is None, "it asked before the buffer was free"
+
+
+class Busy(Sidecar):
+    """Refuses a seal as long as it says that the save before is in flight."""
+
+    def tell(self, request: Any) -> None:
+        if self.answers[0] is IN_FLIGHT:
+            raise SidecarRefused("BadRequest", "comes while save aaaaaaaa (step 3) is in flight")
+        self.sealed = request
+
+
+def test_a_seal_waits_for_a_failed_save_that_the_sidecar_has_not_let_go_of() -> None:
+    message = m.Sealed(save_id="b" * 64, rank=0)
+    busy: Any = Busy(IN_FLIGHT, IN_FLIGHT, SaveOutcome.FAILED)
+    tell_sealed(busy, message, "a" * 64, time.monotonic() + 5)
+    assert busy.sealed == message
+    for failed, seconds in (("", 5.0), ("a" * 64, 0.05)):
+        busy = Busy(IN_FLIGHT)
+        with pytest.raises(SidecarRefused, match="is in flight"):
+            tell_sealed(busy, message, failed, time.monotonic() + seconds)

@@ -40,6 +40,7 @@ from trainer_sidecar.train.in_flight import CODES, Code, InFlight
 from trainer_sidecar.train.ownership import OwnershipPlan, Planner
 from trainer_sidecar.train.save_cost import SaveCost
 from trainer_sidecar.train.seal_limit import seal_bytes
+from trainer_sidecar.train.sealing import tell_sealed
 from trainer_sidecar.train.staging import Stager, write_by_rename
 
 __all__ = ["Code", "Content", "InFlight", "Saves", "mesh_digest"]
@@ -100,6 +101,8 @@ class Saves:
         self.in_flight: InFlight | None = None
         self.committed_step: int | None = None
         self.failures_in_row = 0
+        self._failed_save = ""
+        """The newest that failed."""
         self.last_failure = ""
         """Why the newest failed save failed; rank 0 hears it from the sidecar, a rank that gave up knows its own."""
         self.last_staging_seconds = 0.0
@@ -283,7 +286,8 @@ class Saves:
             return
         self._stager.seal(seal.generation)
         try:
-            self._env.client.tell(m.Sealed(save_id=seal.save_id, rank=seal.rank))
+            message = m.Sealed(save_id=seal.save_id, rank=seal.rank)
+            tell_sealed(self._env.client, message, self._failed_save, deadline)
         except SidecarRefused as error:
             log.error("step %d is not saved: %s", seal.progress.step, error)
             self._give_up(seal.save_id, f"the sidecar refused the seal: {error}")
@@ -350,6 +354,7 @@ class Saves:
         if code == Code.COMMITTED:
             self.committed_step, self._parent, self.failures_in_row = save.step, save.checkpoint_id, 0
         else:
+            self._failed_save = save.save_id
             self.failures_in_row += code != Code.STORE_AWAY
             self._frozen.save_failed()
             self.last_failure = save.detail or self._why(save) or "see rank 0's log"

@@ -1,0 +1,31 @@
+"""Telling the sidecar that a rank's part is sealed, also right after a save that this rank gave up.
+
+Such a save has ended for the rank at once. For the sidecar it has not, where another rank has sealed its part: it takes
+one save at a time, and refuses the next one until it has let that one go.
+"""
+
+from __future__ import annotations
+
+import time
+
+from trainer_sidecar.contract import messages as m
+from trainer_sidecar.contract.status import SaveOutcome
+from trainer_sidecar.train.errors import SidecarRefused
+from trainer_sidecar.train.sidecar_client import SidecarClient
+
+_POLL_SECONDS = 0.005
+
+
+def tell_sealed(client: SidecarClient, message: m.Sealed, failed: str, deadline: float) -> None:
+    """`failed`: id of the newest save that failed, or empty; waited for until `deadline` (monotonic) where it is in the
+    way, and told again. Raises SidecarRefused."""
+    try:
+        client.tell(message)
+    except SidecarRefused:
+        if not failed:
+            raise
+        while client.ask(m.AskSave(save_id=failed), m.SaveReply).outcome is SaveOutcome.IN_FLIGHT:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+        client.tell(message)
