@@ -28,6 +28,7 @@ from trainer_sidecar.contract.restore_fault import Evidence, RestoreFault, parse
 from trainer_sidecar.store.base import Store, UnavailableError
 from trainer_sidecar.store.journal import Journal
 from trainer_sidecar.store.memory import MemoryStore
+from trainer_sidecar.store.probe import PROBE_PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
 import store_world as world
@@ -285,9 +286,11 @@ def test_other_damage_than_the_accused_leaf_accuses_nobody() -> None:
 
 
 class Away(MemoryStore):
-    """Ranges cannot be read now."""
+    """Ranges cannot be read any more, once the probe has."""
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
+        if key.startswith(PROBE_PREFIX):
+            return super().get_range(key, offset, length)
         raise UnavailableError("connection refused")
 
 
