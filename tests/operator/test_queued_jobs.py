@@ -89,6 +89,22 @@ def test_a_preempted_job_keeps_its_placement_and_burns_nothing(
         assert later.decide().status.placement == status.placement
 
 
+def test_a_job_that_is_preempted_before_an_attempt_has_begun_waits_again_and_counts_nothing() -> None:
+    """Admitted, its pods start, and the queue takes them back: the page says that this is no preemption."""
+    admitted = (
+        queued().later(5).seeing(jobs=(job(1, 2, resumed_at=RESUMED),), pods=(pod(0), pod(1, up=False)))
+    )
+    starting = admitted.after(admitted.decide())
+    assert starting.status.phase is Phase.STARTING
+    taken = starting.later(5).seeing(jobs=(waiting(says="Preempted to accommodate another"),), pods=())
+    status = taken.decide().status
+    assert (status.phase, status.reason) == (Phase.PENDING, Reason.QUEUED)
+    assert "Preempted to accommodate another" in (status.message or "")
+    assert (status.counters.preemptions, status.counters.attempts, len(status.attempts)) == (0, 0, 0)
+    assert status.placement is not None
+    assert status.placement.number == 1, "its place in the queue stays"
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_preempted_job_that_is_admitted_again_starts_the_next_attempt_in_the_same_job(gone: bool) -> None:
     """Whether the watch has seen the old pods go or not."""
