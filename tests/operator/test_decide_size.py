@@ -199,6 +199,19 @@ def test_a_drain_that_does_not_end_shows_its_stacks_at_its_deadline_and_is_ended
     assert creates(late.after(asks).later(6)) == [CreateJob(2, 1)]
 
 
+@pytest.mark.parametrize(("last_save", "limit"), [(None, 120), (100.0, 300)])
+def test_a_grace_period_that_is_too_short_for_a_save_does_not_shorten_a_planned_one(
+    last_save: float | None, limit: int
+) -> None:
+    """With terminationGracePeriodSeconds 0 an edit of the spec lost what a save would have kept."""
+    before = running().wanting(exit_grace=0.0, own_grace=True, nodes=1, sizes=(1,))
+    before = replace(before, status=before.status.model_copy(update={"save_seconds": last_save}))
+    draining = before.after(before.decide())
+    assert not draining.later(limit - 1).decide().events
+    said = [e.message for e in draining.later(limit + 1).decide().events]
+    assert any(f"did not save and exit within {limit} s of the order" in text for text in said)
+
+
 def test_training_that_finishes_while_it_drains_is_complete() -> None:
     scaled = running().wanting(nodes=1, sizes=(1,))
     finished = scaled.after(scaled.decide()).seeing(

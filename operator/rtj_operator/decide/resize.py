@@ -14,6 +14,7 @@ from rtj_operator.decide.place import new_placement, released, room
 from rtj_operator.decide.progress import coordinator, saves_failing
 from rtj_operator.decide.sealed import commit_awaited
 from rtj_operator.decide.view import WATCH_SECONDS, Step, View, ids, told
+from rtj_operator.pods import grace_seconds
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.plan import Order
@@ -52,8 +53,8 @@ def draining(view: View) -> Step | None:
     end = view.end
     if isinstance(end, End):
         return commit_awaited(view, end, Phase.SAVING) or drained(view, end)
-    if _ordered_for(view, attempt) > view.want.exit_grace:
-        text = f"the ranks did not save and exit within {view.want.exit_grace:.0f} s of the order"
+    if _ordered_for(view, attempt) > (limit := _save_limit(view)):
+        text = f"the ranks did not save and exit within {limit:.0f} s of the order"
         late = End(_CAUSES.get(attempt.order_reason or "", Cause.OPERATOR), "Stopped", text, False)
         sealed = commit_awaited(view, replace(late, in_place=True), Phase.SAVING)  # no pod is lost
         return sealed or stacks_first(view, late) or drained(view, late)
@@ -64,6 +65,12 @@ def draining(view: View) -> Step | None:
     effects = (PublishOrder(plan, Order.SAVE_AND_EXIT, ids(deaf)),) if deaf and plan else ()
     seen = coordinator(view)
     return Step(view.status, effects, WATCH_SECONDS, degraded=saves_failing(seen) if seen else None)
+
+
+def _save_limit(view: View) -> float:
+    """Seconds that ranks have to save and exit on order. A planned order deletes no pod, so a grace period that is too
+    short for a save (0, say) does not shorten it: it is at least what a template without one would get."""
+    return max(view.want.exit_grace, float(grace_seconds(view.status.save_seconds)))
 
 
 def _ordered_for(view: View, attempt: AttemptStatus) -> float:

@@ -36,8 +36,8 @@ class Wanted:
     scale_up_delay: float = 300.0
     cooldown: float = 300.0
     exit_grace: float = 120.0
-    """Grace period of pods that are made now, and the seconds that ranks may take to save and exit on order: the
-    template's, else max(120, 3 x the last time from stage to commit) (design 7)."""
+    """Grace period of pods that are made now, and seconds that ranks may take to save and exit on order unless a save
+    needs more: the template's, else max(120, 3 x the last time from stage to commit) (design 7)."""
     own_grace: bool = False
     """The template names it."""
 
