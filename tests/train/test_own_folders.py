@@ -359,12 +359,18 @@ def test_a_volume_that_is_full_is_no_refusal_wherever_it_is_met(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     point = lab.world.commit_of(2)
-    for where, error in (("make_ready", FolderUnusable), ("_copy", OSError)):
+    for where, said in (
+        ("make_ready", "No space left on device"),
+        (
+            "_copy",
+            r"rank 0: \S+/_copy/rank-0000\d/\S+ cannot be written: No space left on device; the whole takes \d+ bytes, "
+            r"\d+ are free now in \S+/_copy: free space there, or restore into a folder of another volume",
+        ),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(folder_restore, where, full)
-            with pytest.raises(error, match="No space left") as failed:
+            with pytest.raises(FolderUnusable, match=said):
                 handed_out(lab, point, tmp_path / where, monkeypatch)
-        assert not isinstance(failed.value, ResumeRefused)
 
 
 CHANGE = Mesh(dp=2, zero=1), Mesh(dp=1, zero=1)
@@ -409,7 +415,12 @@ def test_a_migration_that_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -
         (
             (ends, FolderRefused, name + r" failed: SystemExit: 2; its input lies in \S+/all-ranks: repair"),
             (lambda *_: None, FolderRefused, name + r" wrote no file into \S+/m: the converter gets"),
-            (full, OSError, "No space left"),
+            (
+                full,
+                FolderUnusable,
+                name
+                + r" failed while it wrote into \S+/m: No space left on device; the whole takes 7 bytes, \d+ are",
+            ),
         )
     ):
         root = tmp_path / str(number)

@@ -6,6 +6,7 @@ links, absolute paths, `..`. Torch is not needed here.
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import hashlib
 import json
@@ -16,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainer_sidecar.train.errors import FolderRefused
+from trainer_sidecar.train.errors import FolderRefused, FolderUnusable
 
 PREFIX = "folder/"
 MARKER = ".rtj-restored.json"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MARKERS = (MARKER, f"{MARKER}.new")
 """In a folder that a restore has filled: the files that it has put there, and nobody else's."""
 
@@ -167,6 +169,18 @@ def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str], folders: 
     noted = {"checkpoint": checkpoint_id, "files": sorted(paths), "folders": sorted(folders)}
     temporary.write_text(json.dumps(noted))
     temporary.replace(marker)
+
+
+def unusable(what: str, error: OSError, folder: Path, needed: int) -> FolderUnusable:
+    """The error of a volume that does not take what a restore puts into `folder`: with the bytes that this needs in
+    all, and what is free there."""
+    if error.errno not in NO_SPACE:
+        return FolderUnusable(f"{what}: {error}")
+    free = shutil.disk_usage(folder).free
+    return FolderUnusable(
+        f"{what}: {error.strerror}; the whole takes {needed} bytes, {free} are free now in {folder}: free space there, "
+        "or restore into a folder of another volume"
+    )
 
 
 def _noted(marker: Path, what: str) -> list[str]:

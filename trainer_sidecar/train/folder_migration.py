@@ -6,7 +6,6 @@ where to, and that a conversion that fails is a refused resume on all ranks, nev
 
 from __future__ import annotations
 
-import errno
 import filecmp
 import os
 import re
@@ -18,14 +17,13 @@ from pathlib import Path
 
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.train.errors import FolderRefused
-from trainer_sidecar.train.folder_files import FoundFile, found_files
+from trainer_sidecar.train.folder_files import NO_SPACE, FoundFile, found_files, unusable
 
 Converter = Callable[[Path, Path], object]
 """From a folder with the files of all ranks, as the framework wrote them, into an empty one."""
 SOURCE = "all-ranks"
 """Folder below the restored one that a converter reads; gone after a conversion that went well."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -76,17 +74,24 @@ def migrate(migration: Migration, folder: Path, folders: Sequence[Path]) -> Migr
     """Convert what lies in `folders` into `folder/<name>`; by one rank of those that have `folder`.
 
     The input is removed after a conversion that went well. Raises FolderRefused with what the converter has said;
-    OSError where there is no space.
+    FolderUnusable where there is no space.
     """
     begin = time.monotonic()
     source, target = folder / SOURCE, folder / migration.name
-    _join(folders, source)
-    target.mkdir()
+    size = sum(file.size for at in folders for file in found_files(at))
+    try:
+        _join(folders, source)
+        target.mkdir()
+    except OSError as error:
+        raise unusable(
+            f"the input of {migration} cannot be put into {source}", error, folder, size
+        ) from error
     try:
         migration.convert(source, target)
     except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE:
-            raise
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            what = f"{migration} failed while it wrote into {target}"
+            raise unusable(what, error, folder, size) from error
         raise FolderRefused(
             f"{migration} failed: {type(error).__name__}: {error}; its input lies in {source}: repair the converter "
             f"and start again, or resume on {migration.before}"
@@ -130,6 +135,6 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             raise
         shutil.copyfile(source, target)  # a file system without hard links

@@ -23,7 +23,7 @@ from trainer_sidecar.train import fingerprint_policy
 from trainer_sidecar.train.agreement import Agreement
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.errors import FolderRefused, ResumeRefused, SidecarRefused
-from trainer_sidecar.train.folder_files import KeptFile, make_ready, told
+from trainer_sidecar.train.folder_files import KeptFile, make_ready, told, unusable
 from trainer_sidecar.train.folder_migration import SOURCE, Converter, Migrated, Migration, chosen, migrate
 from trainer_sidecar.train.folder_sharing import dealt, key_of, meet, meet_after
 from trainer_sidecar.train.sidecar_client import LONG_REPLY_SECONDS
@@ -89,7 +89,7 @@ class FolderRestorer:
 
     def restore(self, point: RestorePoint) -> FolderResumed:
         """Raises ResumeRefused when the checkpoint does not fit, cannot be read, or the folder is not its own;
-        FolderUnusable and OSError for a volume that does not take it, as when it is full."""
+        FolderUnusable for a volume that does not take it, as when it is full."""
         begin = time.monotonic()
         try:
             opened = self._timed("open", lambda: self._open(point))
@@ -184,14 +184,36 @@ class FolderRestorer:
 
         meet(self.agreement, prepare)
         mine = dealt(list(wanted.items()), members, self.env.rank, lambda item: item[1].size)
-        source = [Path(opened.folder) / name for name in opened.files]
-        fetched = self._timed(
-            "fetch", lambda: sum(self._write(self.folder / at, kept, source) for at, kept in mine)
-        )
+        fetched = self._timed("fetch", lambda: self._fetch(opened, mine))
         self.agreement.barrier()  # the folder is whole on every rank that has it
         # before a migration, which may take long and needs no window
         self.env.client.tell(m.CloseRestore(rank=self.env.rank))
         return fetched
+
+    def _fetch(self, opened: m.RestoreOpened, mine: Sequence[tuple[str, KeptFile]]) -> int:
+        """This rank's share of the files; returns the bytes read from the store. Raises FolderUnusable on all ranks
+        alike; SidecarRefused, which says more than its sentence, where it was met."""
+        source = [Path(opened.folder) / name for name in opened.files]
+        fetched, refused = [0], list[SidecarRefused]()
+
+        def fetch() -> tuple[str, str]:
+            for at, kept in mine:
+                try:
+                    fetched.append(self._write(self.folder / at, kept, source))
+                except SidecarRefused as error:
+                    refused.append(error)
+                    break
+                except OSError as error:
+                    needed = sum(file.size for _, file in mine)
+                    raise unusable(
+                        f"{self.folder / at} cannot be written", error, self.folder, needed
+                    ) from error
+            return str(self.env.rank), ""
+
+        meet(self.agreement, fetch)
+        if refused:
+            raise refused[0]
+        return sum(fetched)
 
     def _migrate(self, kept: OwnFolders) -> Migrated | None:
         """Run the migration, if there is one, by the first rank of each folder; the others wait as long as that takes.

@@ -41,8 +41,8 @@ def meet(agreement: Agreement, make: Callable[[], tuple[str, str]], patience: fl
     """Every rank makes (key of its folder, digest of what it sees there); blocks until all have.
 
     Where they see different things, all make it again, for up to `patience` seconds. Raises on all ranks alike:
-    FolderRefused when one cannot, or when two see different things in one folder; FolderUnusable when one met an
-    OSError.
+    FolderRefused when one cannot, or when two see different things in one folder; FolderUnusable when one met that or
+    an OSError.
     """
     began = time.monotonic()
     while True:
@@ -101,7 +101,7 @@ def _made(make: Callable[[], tuple[str, str]]) -> dict[str, str]:
         key, seen = make()
     except FolderRefused as error:
         return {"refused": _utf8(error)}
-    except OSError as error:
+    except (OSError, FolderUnusable) as error:
         return {"failed": _utf8(error)}
     return {"key": key, "seen": seen}
 
