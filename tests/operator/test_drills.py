@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from drill_world import LOSSES, NOW, RUN, SANDBOX, DrillCluster
@@ -12,7 +14,8 @@ from fake_cluster import KEY
 from rtj_operator.api.drill import DrillPhase
 from rtj_operator.conditions import Reason
 from rtj_operator.drills.words import DrillReason
-from rtj_operator.kube import DRILLS, JOBS, RTJ, Object
+from rtj_operator.kube import DRILLS, EVENTS, JOBS, RTJ, Kind, Object, WebhookFailed
+from rtj_operator.reconcile import TryLater
 from trainer_sidecar.contract.drill import ReadResult
 from trainer_sidecar.contract.journal import Verified
 from trainer_sidecar.contract.report import Check
@@ -239,6 +242,46 @@ def test_a_right_that_is_missing_is_in_the_status_until_it_is_granted(cluster: D
     assert status.reason == Reason.RIGHT_MISSING
     assert "grant create on resumabletrainingjobs.resumabletraining.io" in (status.message or "")
     cluster.kube.denied.clear()
+    cluster.run(6)
+    cluster.verdict(True)
+    cluster.run(4)
+    assert cluster.drill().status.phase is DrillPhase.PASSED
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "said"),
+    [
+        (
+            WebhookFailed("500", status=500, sentence='failed calling webhook "vpod.example.com": refused'),
+            "WebhookFailing",
+            "admission webhook vpod.example.com does not answer",
+        ),
+        (
+            OverflowError("too large"),
+            "OperatorFailing",
+            "fails on this drill: OverflowError: too large. This is",
+        ),
+    ],
+)
+def test_what_is_in_a_drills_way_is_in_its_status_until_it_passes(
+    cluster: DrillCluster, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, said: str
+) -> None:
+    create = cluster.kube.create
+
+    async def failing(kind: Kind, *given: Any, **more: Any) -> Object:
+        if kind is not EVENTS:
+            raise error
+        return await create(kind, *given, **more)
+
+    cluster.put_drill()
+    with monkeypatch.context() as broken:
+        broken.setattr(cluster.kube, "create", failing)
+        for _ in range(6):
+            with contextlib.suppress(TryLater, OverflowError):
+                cluster.look()
+        status = cluster.drill().status
+        assert status.reason == reason
+        assert said in (status.message or "")
     cluster.run(6)
     cluster.verdict(True)
     cluster.run(4)

@@ -144,13 +144,13 @@ def cannot_look(
     return status.model_copy(update={"conditions": found}), event
 
 
-def fault_sentence(exc: Exception) -> str:
-    """What a job says of a fault of the operator's own that it meets."""
+def fault_sentence(exc: Exception, what: str = "job") -> str:
+    """What a job, or a drill, says of a fault of the operator's own that it meets."""
     text = printable(str(exc))[:500]
     return (
-        f"the operator fails on this job: {type(exc).__name__}{': ' if text else ''}{text}. This is a fault of the "
-        "operator and not of the job: report it, with the traceback of this job in the operator's log. Ranks that "
-        "train go on, and the job is looked at again within a minute"
+        f"the operator fails on this {what}: {type(exc).__name__}{': ' if text else ''}{text}. This is a fault of the "
+        f"operator and not of the {what}: report it, with the traceback of this {what} in the operator's log. Ranks "
+        f"that train go on, and the {what} is looked at again within a minute"
     )
 
 

@@ -14,9 +14,11 @@ from rtj_operator.api import InvalidJobError, parse_job
 from rtj_operator.api.drill import DrillPhase, DrillStatus, ResumeDrill
 from rtj_operator.api.effective import EffectiveSpec, OperatorDefaults
 from rtj_operator.api.job import ObjectMeta
+from rtj_operator.apifailures import webhook_sentence
 from rtj_operator.apply import Applier
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.trouble import fault_sentence
 from rtj_operator.drills.evidence import (
     DrillOrder,
     NothingToDrill,
@@ -54,8 +56,10 @@ from rtj_operator.kube import (
     Invalid,
     Kind,
     Kube,
+    KubeError,
     NotFound,
     Object,
+    WebhookFailed,
 )
 from rtj_operator.pods import PodSettings
 from rtj_operator.pods.reader import build_reader
@@ -128,6 +132,14 @@ class DrillSteps:
             raise
         except InvalidJobError as exc:
             await self.tell(case, DrillReason.SPEC_INVALID, str(exc))
+            raise
+        except WebhookFailed as exc:
+            await self.tell(case, Reason.WEBHOOK_FAILING, webhook_sentence(exc.sentence))
+            raise
+        except KubeError:
+            raise
+        except Exception as exc:  # a fault of this program: the loop tries again, and people read no log
+            await self.tell(case, Reason.OPERATOR_FAILING, fault_sentence(exc, "drill"))
             raise
 
     async def tell(self, case: Case, reason: str, message: str) -> None:
