@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 
 def refuse_behind(cls: type, part: type, is_trainer: Callable[[type], bool]) -> None:
-    """Raises TypeError, as the class is made, when a trainer of the framework comes before `part` in its bases."""
-    kinds = cls.__mro__
-    before = [kind for kind in kinds[: kinds.index(part)] if is_trainer(kind)]
+    """Raises TypeError, as the class is made, when the framework's trainer, or one derived from it, comes before `part`
+    in its bases: what it does would not be what `part` has prepared."""
+    kinds = [kind for kind in cls.__mro__[: cls.__mro__.index(part)] if not issubclass(kind, part)]
+    before = [kind for kind in kinds if any(map(is_trainer, kind.__mro__))]
     if before:
         names = [base.__name__ for base in cls.__bases__]
         first = sorted(cls.__bases__, key=lambda base: not issubclass(base, part))
         raise TypeError(
-            f"class {cls.__name__}({', '.join(names)}): {before[-1].__name__} comes before {part.__name__}, so that "
-            "nothing would be restored or saved: write "
+            f"class {cls.__name__}({', '.join(names)}): {before[0].__name__} comes before {part.__name__}, which "
+            "does nothing there, so that nothing would be restored or saved: write "
             f"class {cls.__name__}({', '.join(base.__name__ for base in first)})"
         )
 

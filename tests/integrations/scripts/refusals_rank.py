@@ -162,6 +162,7 @@ CASES = {
     "forwards": lambda: trainer(Endless(), max_steps=4).train(),
     "twice": lambda: prepared(Accelerator(cpu=True, gradient_accumulation_steps=2), model(), []),
     "scheduled": scheduled,
+    "between": lambda: type("Mine", (Weighs, ResumableTrainer), {}),
     "bases": lambda: type("Mine", (Weighs, Resumable), {}),
     "alone": lambda: type("Mine", (Resumable,), {})(),
     "object": lambda: trainer(callbacks=[Odd()])._memory.state_dict(),
