@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +37,7 @@ from trainer_sidecar.train import (
     folder_sharing,
 )
 from trainer_sidecar.train.agreement import Agreement
-from trainer_sidecar.train.folder_files import FoundFile, check_path, found_files, told
+from trainer_sidecar.train.folder_files import MARKER, FoundFile, check_path, found_files, make_ready, told
 from trainer_sidecar.train.folder_migration import Migration
 from trainer_sidecar.train.folder_restore import RestoredFolder
 from trainer_sidecar.train.folder_sharing import dealt, meet
@@ -403,12 +404,37 @@ def test_a_migration_gets_one_folder_with_the_files_of_all_pods_and_leaves_its_r
     assert [path.name for path in tmp_path.iterdir()] == ["to-universal"]
 
 
+def test_a_converter_may_move_or_remove_what_it_was_given(tmp_path: Path) -> None:
+    def moves(source: Path, target: Path) -> None:
+        source.rename(target / "all")
+
+    def removes(source: Path, target: Path) -> None:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        shutil.rmtree(source)
+
+    for number, (convert, found) in enumerate(((moves, "all/latest"), (removes, "latest"))):
+        root = tmp_path / str(number)
+        made = folder_migration.migrate(
+            Migration("m", convert, *CHANGE), root, rank_folders(root, a="step-4")
+        )
+        assert (made.files, (root / "m" / found).read_text()) == (2, "step-4")
+        assert [path.name for path in root.iterdir()] == ["m"]
+
+
 def test_a_migration_that_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -> None:
     def full(_: Path, __: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def ends(_: Path, __: Path) -> None:
         raise SystemExit(2)
+
+    def linked_in(_: Path, target: Path) -> None:
+        (target / "l").symlink_to("x")
+
+    def linked_to(_: Path, target: Path) -> None:
+        target.rmdir()
+        (tmp_path / "elsewhere").mkdir()
+        target.symlink_to(tmp_path / "elsewhere")
 
     name = r"migration 'm' from dp2xtp1xpp1/zero1 to dp1xtp1xpp1/zero1"
     for number, (convert, error, said) in enumerate(
@@ -427,6 +453,29 @@ def test_a_migration_that_cannot_be_trusted_is_refused_by_name(tmp_path: Path) -
         with pytest.raises(error, match=said):
             folder_migration.migrate(Migration("m", convert, *CHANGE), root, rank_folders(root, a="step-4"))
         assert (root / "a" / "latest").exists(), "the input stays"
+    for number, (convert, said) in enumerate(
+        (
+            (
+                linked_in,
+                name
+                + r" has left what is not taken: \S+/m/l is a link to 'x': .* let the converter write files",
+            ),
+            (
+                linked_to,
+                name + r" has put a link in the place of \S+/m: the converter gets \(source, target\)",
+            ),
+            (lambda _, target: target.rmdir(), name + r" has removed \S+/m: the converter gets"),
+        )
+    ):
+        root = tmp_path / f"left-{number}"
+        with pytest.raises(FolderRefused, match=said) as refused:
+            folder_migration.migrate(Migration("m", convert, *CHANGE), root, rank_folders(root, a="step-4"))
+        assert "ignore=" not in str(refused.value), "restore_folder has no such argument"
+        shutil.rmtree(root / "a")
+        (root / MARKER).write_text(json.dumps({"files": [], "folders": ["all-ranks", "m"]}))
+        make_ready(root, "000000000004-0000000001-0123abcd", [])  # the next attempt begins anew
+        assert [path.name for path in root.iterdir()] == [MARKER]
+    assert (tmp_path / "elsewhere").is_dir(), "what a link led to stays"
     root = tmp_path / "unlike"
     with pytest.raises(
         FolderRefused, match=r"'latest' of b is another file than that of the ranks before it"

@@ -66,38 +66,40 @@ def check_path(path: str) -> None:
         raise FolderRefused(f"{path!r} is no relative path of plain names: it could lead out of the folder")
 
 
-def found_files(folder: Path, ignore: Sequence[str] = ()) -> list[FoundFile]:
+def found_files(folder: Path, ignore: Sequence[str] = (), *, otherwise: str = "") -> list[FoundFile]:
     """All files below `folder` but those that a pattern of `ignore` names (`*` also stands for slashes), by path.
 
-    Raises FolderRefused for what is no plain file, and for a folder that cannot be listed.
+    Raises FolderRefused for what is no plain file, and for a folder that cannot be listed; `otherwise` is what to do
+    then, where `ignore` is not the caller's to give.
     """
     try:
         if not folder.is_dir():
             raise FolderRefused(f"{folder} is no folder: let the framework write its checkpoint first")
-        return sorted(_below(folder, "", ignore), key=lambda file: file.path)
+        return sorted(_below(folder, "", ignore, otherwise), key=lambda file: file.path)
     except OSError as error:
         raise FolderRefused(f"{folder} cannot be listed: {error}; is a rank still writing there?") from error
 
 
-def _below(folder: Path, prefix: str, ignore: Sequence[str]) -> Iterator[FoundFile]:
+def _below(folder: Path, prefix: str, ignore: Sequence[str], otherwise: str) -> Iterator[FoundFile]:
     with os.scandir(folder) as entries:
         for entry in entries:
             path = prefix + entry.name
             if path in _MARKERS or any(fnmatch.fnmatchcase(path, pattern) for pattern in ignore):
                 continue
             _refuse_name(folder, entry.name)
+            advice = otherwise or f"leave it out by ignore=[{path!r}]"
             if entry.is_symlink():
                 raise FolderRefused(
-                    f"{entry.path} is a link to {os.readlink(entry.path)!r}: links are not followed; put the file "
-                    f"there instead, or leave it out by ignore=[{path!r}]"
+                    f"{entry.path} is a link to {os.readlink(entry.path)!r}: links are not followed; "
+                    + (otherwise or f"put the file there instead, or {advice}")
                 )
             if entry.is_dir(follow_symlinks=False):
-                yield from _below(Path(entry.path), path + "/", ignore)
+                yield from _below(Path(entry.path), path + "/", ignore, otherwise)
             elif entry.is_file(follow_symlinks=False):
                 seen = entry.stat(follow_symlinks=False)
                 yield FoundFile(path, seen.st_size, mark_of(seen))
             else:
-                raise FolderRefused(f"{entry.path} is no file: leave it out by ignore=[{path!r}]")
+                raise FolderRefused(f"{entry.path} is no file: {advice}")
 
 
 def _refuse_name(folder: Path, name: str) -> None:
@@ -156,8 +158,7 @@ def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str], folders: 
         _remove_empty(folder, path)
     for name in _noted(marker, "folders"):
         check_path(name)
-        if (folder / name).is_dir():
-            shutil.rmtree(folder / name)
+        remove(folder / name)
     temporary = folder / _MARKERS[1]
     temporary.unlink(missing_ok=True)  # a restore was killed between writing and renaming it
     left = sorted(name for name in os.listdir(folder) if name != MARKER)
@@ -169,6 +170,15 @@ def make_ready(folder: Path, checkpoint_id: str, paths: Sequence[str], folders: 
     noted = {"checkpoint": checkpoint_id, "files": sorted(paths), "folders": sorted(folders)}
     temporary.write_text(json.dumps(noted))
     temporary.replace(marker)
+
+
+def remove(path: Path) -> None:
+    """A folder with all that is in it, or what has come into its place; nothing where nothing is. A link is removed,
+    and what it leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def unusable(what: str, error: OSError, folder: Path, needed: int) -> FolderUnusable:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainer_sidecar.contract.topology import Mesh
 from trainer_sidecar.train.errors import FolderRefused
-from trainer_sidecar.train.folder_files import NO_SPACE, FoundFile, found_files, unusable
+from trainer_sidecar.train.folder_files import NO_SPACE, FoundFile, found_files, remove, unusable
 
 Converter = Callable[[Path, Path], object]
 """From a folder with the files of all ranks, as the framework wrote them, into an empty one."""
@@ -96,14 +96,28 @@ def migrate(migration: Migration, folder: Path, folders: Sequence[Path]) -> Migr
             f"{migration} failed: {type(error).__name__}: {error}; its input lies in {source}: repair the converter "
             f"and start again, or resume on {migration.before}"
         ) from error
-    files = found_files(target)
+    files = _result(migration, target)
     if not files:
         raise FolderRefused(
             f"{migration} wrote no file into {target}: the converter gets (source, target) and writes into the second"
         )
     for spent in (source, *folders):
-        shutil.rmtree(spent)
+        remove(spent)  # a converter may have moved it, or parts of it
     return Migrated(target, len(files), sum(file.size for file in files), time.monotonic() - begin)
+
+
+def _result(migration: Migration, target: Path) -> list[FoundFile]:
+    """What a converter has left. Raises FolderRefused for what a framework would not find there again."""
+    if target.is_symlink() or not target.is_dir():
+        how = "put a link in the place of" if target.is_symlink() else "removed"
+        raise FolderRefused(
+            f"{migration} has {how} {target}: the converter gets (source, target) and writes files into the second, "
+            "which it must leave where it is"
+        )
+    try:
+        return found_files(target, otherwise="let the converter write files alone into its target")
+    except FolderRefused as error:
+        raise FolderRefused(f"{migration} has left what is not taken: {error}") from error
 
 
 def _join(folders: Sequence[Path], target: Path) -> None:
