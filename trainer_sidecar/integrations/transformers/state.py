@@ -45,7 +45,8 @@ class TrainerMemory:
         cut = self._at_start if session is not None and session.micro > 0 else None
         kept = dict(self._now() if cut is None else cut)
         callbacks = [[name, _tagged(name, values)] for name, values in kept.pop("callbacks")]
-        return {**json.loads(json.dumps(kept, default=_plain)), "callbacks": callbacks}
+        told: dict[str, Any] = json.loads(json.dumps(kept, default=_plain))
+        return {**told, "callbacks": callbacks, "stopped_early": self._trainer.stopped_early}
 
     def _now(self) -> dict[str, Any]:
         trainer, state = self._trainer, self._trainer.state
@@ -54,7 +55,6 @@ class TrainerMemory:
             **{name: getattr(state, name, None) for name in _KEPT},
             "total_flos": state.total_flos + unsummed,
             "log_history": _Entries(state.log_history[-HISTORY:]),
-            "stopped_early": trainer.stopped_early,
             "num_tokens": getattr(trainer, "_total_train_tokens", None),  # of TRL
             "callbacks": [[name, callback.state()["attributes"]] for name, callback in self._callbacks()],
         }
