@@ -110,8 +110,8 @@ def _refuse_name(folder: Path, name: str) -> None:
 
 
 def mark_of(seen: os.stat_result) -> tuple[int, ...]:
-    """Changes when a file is replaced or written to."""
-    return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns
+    """Changes when a file is replaced or written to, also where its time of writing is put back (as by `cp -p`)."""
+    return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
 
 def open_found(folder: Path, file: FoundFile) -> int:
@@ -135,6 +135,18 @@ def check_same(folder: Path, file: FoundFile, fd: int) -> None:
         raise FolderRefused(
             f"{folder / file.path} was changed while it was being kept ({file.size} bytes listed, {seen.st_size} now): "
             "commit a folder only when the framework has ended writing it, on all ranks"
+        )
+
+
+def check_listing(folder: Path, paths: Sequence[str], ignore: Sequence[str]) -> None:
+    """Raises FolderRefused when other files lie in `folder` by now than the `paths` that were listed."""
+    before, now = set(paths), {file.path for file in found_files(folder, ignore)}
+    if before != now:
+        path = min(before ^ now)
+        how = "has come" if path in now else "is gone"
+        raise FolderRefused(
+            f"{folder / path} {how} while the folder was being kept: commit a folder only when the framework has ended "
+            "writing it, on all ranks, or leave out by ignore=[…] what is no part of it"
         )
 
 

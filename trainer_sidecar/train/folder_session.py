@@ -248,8 +248,8 @@ class FolderSession(EndTold):
         if self._saves.in_flight is not None:
             self._refuse_lost()
         self._agreement.barrier()  # no rank is still writing
-        sharing, mine = self._share(at, tuple(ignore), shared=shared)
-        self._stager.take(at, mine)
+        sharing, mine, listed = self._share(at, tuple(ignore), shared=shared)
+        self._stager.take(at, mine, listed, tuple(ignore))
         save = self._saves.begin(as_tensors(mine, self._env.rank), self._content(sharing))
         self._pace.save_began()
         self._newest, self._lost = step, True
@@ -261,8 +261,10 @@ class FolderSession(EndTold):
         self._saves.cost.save_began(time.monotonic() - began)
         return save.checkpoint_id
 
-    def _share(self, folder: Path, ignore: Sequence[str], *, shared: bool) -> tuple[Sharing, list[FoundFile]]:
-        """Which ranks have one folder, and what this rank keeps of its own."""
+    def _share(
+        self, folder: Path, ignore: Sequence[str], *, shared: bool
+    ) -> tuple[Sharing, list[FoundFile], list[str]]:
+        """Which ranks have one folder, what this rank keeps of its own, and the paths of all that is in it."""
         files: list[FoundFile] = []
 
         def look() -> tuple[str, str]:
@@ -275,7 +277,7 @@ class FolderSession(EndTold):
         if not total:
             raise FolderRefused(f"{folder} has no file in it, on no rank: there is nothing to commit")
         mine = dealt(files, sharing.members(rank), rank, lambda file: file.size)
-        return sharing, sorted(mine, key=lambda file: file.path)
+        return sharing, sorted(mine, key=lambda file: file.path), [file.path for file in files]
 
     def _content(self, sharing: Sharing) -> Content:
         rank, mesh = self._env.rank, self._env.plan.topology.mesh

@@ -7,14 +7,14 @@ is made of files (it would cost more than it tells): their bytes are proven by t
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from trainer_sidecar.train.capture import Captured, Piece
 from trainer_sidecar.train.errors import FolderRefused, StagingFailed
-from trainer_sidecar.train.folder_files import FoundFile, check_same, open_found, stored_name
+from trainer_sidecar.train.folder_files import FoundFile, check_listing, check_same, open_found, stored_name
 from trainer_sidecar.train.layout import REPLICATE, layout
 from trainer_sidecar.train.ownership import Entry, OwnershipPlan
 from trainer_sidecar.train.staging import Stager
@@ -39,10 +39,14 @@ class FolderStager(Stager):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._root, self._files = folder, tuple[FoundFile, ...]()
+        self._check_listing: Callable[[], None] = lambda: None
 
-    def take(self, root: Path, files: Sequence[FoundFile]) -> None:
-        """The next save is of these files, in the order of the plan's entries."""
+    def take(
+        self, root: Path, files: Sequence[FoundFile], listed: Sequence[str], ignore: Sequence[str]
+    ) -> None:
+        """The next save is of these files, in the order of the plan's entries: a share of those that were `listed`."""
         self._root, self._files = root, tuple(files)
+        self._check_listing = lambda: check_listing(root, listed, ignore)
 
     def views(self, plan: OwnershipPlan) -> list[torch.Tensor]:
         """None: files have no state digest."""
@@ -52,13 +56,14 @@ class FolderStager(Stager):
     def _fill(self, plan: OwnershipPlan, captured: Captured) -> None:
         del captured
         target = memoryview(self.buffer.bytes.numpy().data)
-        for owned in plan.owned:
-            try:
+        try:
+            for owned in plan.owned:
                 _read(
                     self._root, self._files[owned.entry], target[owned.offset : owned.offset + owned.length]
                 )
-            except FolderRefused as error:
-                raise StagingFailed(str(error)) from error
+            self._check_listing()  # of what all ranks have copied, by the last one to end
+        except FolderRefused as error:
+            raise StagingFailed(str(error)) from error
 
 
 def _read(root: Path, file: FoundFile, target: memoryview) -> None:
