@@ -84,6 +84,7 @@ def test_what_cannot_be_a_save_is_refused_by_name_and_the_next_save_is_good(lab:
             "SaveFailed: step 7 is not committed: rank 1: RuntimeError: of_staged is broken"
         )
         assert "bad cannot be stored without pickle: it holds a __main__.Held" in found["object"]
+        assert "note' is a text with half a character at position 1" in found["half"]
         assert "the save names no step" in found["no step"]
         assert "step 5 is saved after step 6 (this attempt has committed)" in found["behind"]
         assert "checkpoint_id 'last' names no step" in found["no number"]

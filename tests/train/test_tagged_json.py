@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trainer_sidecar.contract.checkpoint import TrainingState
-from trainer_sidecar.train import rng, tagged
+from trainer_sidecar.train import extra_state, rng, tagged
 
 
 def through(value: Any) -> Any:
@@ -112,6 +112,21 @@ class Phase(enum.IntEnum):
 def test_what_would_come_back_as_another_class_is_refused_by_name(value: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         tagged.encode([value], "tracker")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a\udcffb", ["x", {"deep": "a\udcffb"}], {"a\udcffb": 1}, {("a\udcffb", 2): 1}, {"$a\udcffb": 1}],
+)
+def test_half_a_character_is_refused_by_name_before_json_meets_it(value: Any) -> None:
+    """The name of a file that is no UTF-8 (PEP 383), or a text that a tokenizer has cut."""
+    with pytest.raises(
+        TypeError, match=r"^'name.*' is a text with half a character at position \d, near '.*\\udcffb'"
+    ):
+        tagged.encode(value, "name")
+    with pytest.raises(TypeError, match="half a character"):
+        extra_state.flatten(value, "extra/name", lambda *_: None)
+    assert tagged.encode("ü\N{GRINNING FACE}") == "ü\N{GRINNING FACE}"
 
 
 def test_big_tensors_do_not_belong_into_json() -> None:

@@ -43,10 +43,11 @@ class Share:
 
 
 def share_of(plan: SavePlan, planner: SavePlanner, rank: int) -> Share:
-    """Resolve every item of `plan`. Raises ValueError for a value that cannot be stored, with its name."""
+    """Resolve every item of `plan`. Raises ValueError or TypeError for a value that cannot be stored, with its name."""
     share = Share()
     for item in plan.items:
         path = path_of(item.index.fqn, plan.planner_data)
+        tagged.refuse_half(stored_name(path), "the name of a value")
         data = planner.resolve_data(item)
         if (way := untold(path)) is not None:
             share.paths[stored_name(path)] = way
@@ -83,6 +84,8 @@ def _take_value(share: Share, path: Path, data: Any) -> int:
     try:
         value = torch.load(io.BytesIO(raw), weights_only=True)
         encoded = tagged.encode(value, name)
+    except tagged.HalfCharacterError:
+        raise
     except Exception as error:  # whatever unpickling meets: it is this value that cannot be stored
         known = _CLASS.search(str(error))
         why = f"it holds a {known[1]}" if known else str(error).partition("\n")[0]

@@ -35,6 +35,7 @@ def flatten(value: Any, path: str, keep: Callable[[str, torch.Tensor], None]) ->
     if kind in _TAGS and all(isinstance(key, str) for key in value):
         for key in value:
             tagged.refuse_enum(key, f"{path} key")
+            tagged.refuse_half(key, f"{path} key")
         return {_TAGS[kind]: [[key, flatten(v, below(path, key), keep)] for key, v in value.items()]}
     if kind in (list, tuple):
         items = [flatten(v, f"{path}/{i}", keep) for i, v in enumerate(value)]

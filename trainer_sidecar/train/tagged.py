@@ -19,9 +19,14 @@ MAX_TENSOR_BYTES = 16 * 1024
 """Tensors above this do not belong into JSON."""
 
 
+class HalfCharacterError(TypeError):
+    """A text that UTF-8, and so JSON, cannot hold."""
+
+
 def encode(value: Any, path: str = "state") -> Any:
     """JSON-ready form of `value`. Raises TypeError naming path and class of what cannot be represented."""
     refuse_enum(value, path)
+    refuse_half(value, path)
     if value is None or isinstance(value, bool | str):
         return value
     _refuse_variants(value, path)
@@ -41,6 +46,21 @@ def refuse_enum(value: Any, path: str) -> None:
             f"{path} is {type(value).__module__}.{type(value).__qualname__}.{value.name}, which would come back as a "
             f"plain {type(value.value).__name__}: let state_dict() give its value and load_state_dict() make it again"
         )
+
+
+def refuse_half(value: Any, path: str) -> None:
+    """Half of a character (a lone surrogate, as in the name of a file that is no UTF-8) would fail the save long after
+    the step, without a name. Raises HalfCharacterError."""
+    if not isinstance(value, str) or value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        near = value[max(0, error.start - 20) : error.end + 20]
+        raise HalfCharacterError(
+            f"{path!a} is a text with half a character at position {error.start}, near {near!a}, which UTF-8 cannot "
+            "hold: give it as text.encode(errors='backslashreplace').decode(), or as bytes (os.fsencode for a name)"
+        ) from None
 
 
 def _refuse_variants(value: Any, path: str) -> None:
@@ -76,6 +96,7 @@ def _dict(value: dict[Any, Any], path: str) -> Any:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         for key in value:
             refuse_enum(key, f"{path} key")
+            refuse_half(key, f"{path} key")
         return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
     return {"$dict": _pairs(value, path)}
 

@@ -180,6 +180,7 @@ def save() -> None:
             if where == "digest":  # of the background: the rank may not have met it when its call returns
                 lane._lane._end_before()
     found["object"] = refusal(dcp.save, {**more, "bad": Held}, checkpoint_id=7, storage_writer=writer)
+    found["half"] = refusal(dcp.save, {**more, "note": "a\udcffb"}, checkpoint_id=7, storage_writer=writer)
     found["no step"] = refusal(dcp.save, more, storage_writer=writer)
     found["behind"] = refusal(dcp.save, more, checkpoint_id=5, storage_writer=writer)
     found["no number"] = refusal(dcp.save, more, checkpoint_id="last", storage_writer=writer)
