@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import DataLoaderDispatcher
 from in_process import Parts, Squares, rank_of
 from rank_world import RankWorld, topology
 from torch import nn
@@ -99,6 +100,11 @@ def test_a_loader_in_an_order_of_its_own_and_one_that_ends_early_are_refused(
                 ValueError, match=r"a DataLoader with an order of its own: make it with session\.loader"
             ):
                 next(session.batches(own))
+            dispatched: Any = DataLoaderDispatcher(Named(48), batch_sampler=session.batch_sampler())
+            with pytest.raises(
+                ValueError, match=r"accelerator\.prepare has made with dispatch_batches=True: rank 0"
+            ):
+                next(session.batches(dispatched))
             with pytest.raises(TrainingLibraryError, match="ended before step 1, which the run has"):
                 next(session.batches(iter(())))
 

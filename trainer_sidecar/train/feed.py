@@ -56,6 +56,12 @@ class Feed:
         self.needed()
         if loader is None:
             return None
+        if any(kind.__name__ == "DataLoaderDispatcher" for kind in type(loader).__mro__):
+            raise ValueError(
+                "batches() was given a loader that accelerator.prepare has made with dispatch_batches=True: rank 0 "
+                "would read its own batches for all ranks, and others be counted than are trained on; give "
+                "session.loader(...) as it is, without prepare"
+            )
         foreign = isinstance(loader, DataLoader) and not isinstance(loader.batch_sampler, OrderedBatches)
         if foreign or isinstance(self.data, StatefulLoader):
             raise ValueError(
