@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from in_process import Parts, rank_of
 from rank_world import RankWorld, eventually, topology
+from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import CheckpointPolicy, Plan, WhenBusy
-from trainer_sidecar.train import Fenced, SaveFailed, Session, state_digest
+from trainer_sidecar.train import Fenced, ResumeRefused, SaveFailed, Session, state_digest
 from trainer_sidecar.train.errors import StagingFailed
 from trainer_sidecar.train.saves import Code
 from trainer_sidecar.train.staging import Stager
@@ -78,6 +79,40 @@ def test_a_full_volume_fails_the_save_by_name_and_training_goes_on(
     assert "raise checkpoint.staging.size" in said[0]
     assert outcome_of(world, plan).kind == OutcomeKind.FINISHED
     assert world.status()["consecutiveFailures"] == 0
+
+
+def test_another_set_of_what_trains_inside_ddp_is_told_at_its_first_save_by_name_and_refused_at_the_resume(
+    world: RankWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradual unfreezing, or another adapter: DDP keeps the list that it was made with."""
+
+    def begin() -> Parts:
+        Session.mesh_from_env("cpu")  # before DDP
+        parts = Parts()
+        parts.model.get_submodule("0").requires_grad_(False)
+        parts.model = DistributedDataParallel(parts.model)
+        return parts
+
+    def unfreeze(session: Session) -> None:
+        if session.step == 3:
+            parts.model.get_submodule("module.0").requires_grad_(True)
+
+    plan = world.attempt(topology(1, 4), checkpoint=WAITING)
+    with rank_of(world, plan, monkeypatch):
+        parts = begin()
+        with parts.session(total_steps=6) as session:
+            parts.train(session, unfreeze)
+    assert commits_of(world, plan) == [2, 4, 6]
+    (said,) = [r.getMessage() for r in caplog.records if "what trains was changed" in r.getMessage()]
+    assert said.startswith(
+        "step 4: what trains was changed inside DistributedDataParallel: 0.bias, 0.weight (requires"
+    )
+    again = world.attempt(topology(1, 4), world.commit_of(4), checkpoint=WAITING)
+    with (
+        rank_of(world, again, monkeypatch),
+        pytest.raises(ResumeRefused, match="train only in the checkpoint"),
+    ):
+        begin().session(total_steps=6)
 
 
 class Hoard:

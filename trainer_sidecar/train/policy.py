@@ -9,7 +9,7 @@ from dataclasses import replace
 from trainer_sidecar.contract.checkpoint import Progress, TrainingState
 from trainer_sidecar.contract.journal import SaveReason
 from trainer_sidecar.contract.plan import WhenBusy
-from trainer_sidecar.train import rng, tagged
+from trainer_sidecar.train import rng, tagged, trainable
 from trainer_sidecar.train.accumulation import Accumulation
 from trainer_sidecar.train.agreement import Values
 from trainer_sidecar.train.capture import Captured, State
@@ -46,6 +46,7 @@ class SavePolicy:
         self._ordered_at: float | None = None
         self._pace = Pace(env, saves)
         self._warned = False
+        self._begun = trainable.Begun(state.model, state.names, inside_ddp=state.wrapped)
         self.requested = False
         self.stopped = False
         """The run was saved on order."""
@@ -242,6 +243,8 @@ class SavePolicy:
 
     def _training_state(self, captured: Captured) -> TrainingState:
         scaler = self._clockwork.scaler
+        if said := self._begun.changed(captured.trainable):
+            log.warning("step %d: %s", self._cursor.step, said)
         return TrainingState(
             optimizers=captured.optimizers,
             schedulers=[tagged.encode(s.state_dict(), "scheduler") for s in self._clockwork.schedulers],
