@@ -102,10 +102,10 @@ class ApiServer:
 
     def get(self, path: str, seconds: float) -> bytes:
         """Body of `path`."""
-        host = self._api.configuration.host
-        answer = self._api.call_api(
-            "GET", f"{host}{path}", {"Accept": "application/json"}, _request_timeout=seconds
-        )
+        host, headers = self._api.configuration.host, {"Accept": "application/json"}
+        # A client certificate needs none of it; the token of a file, of an exec plugin or of OIDC goes in a header.
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        answer = self._api.call_api("GET", f"{host}{path}", headers, _request_timeout=seconds)
         body: bytes = answer.read()
         if not 200 <= answer.status < 300:
             raise client.ApiException(status=answer.status, reason=body[:300])

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from hack.demo.cluster import Kubectl  # noqa: E402
 from hack.demo.own_settings import OwnSettings  # noqa: E402
 from hack.demo.pod_trouble import cannot_start, not_scheduled  # noqa: E402
 from hack.demo.settings import DemoError  # noqa: E402
+from hack.demo.watch import ApiServer  # noqa: E402
 from trainer_sidecar.store.file import FileStore  # noqa: E402
 
 NEEDED = ["--context", "lab", "--store", "s3://bucket/team/", "--registry", "registry.example.com/team"]
@@ -127,6 +130,39 @@ def test_a_context_is_found_whatever_its_name_and_an_unknown_one_is_told_with_th
     (tmp_path / "config").write_text('{"contexts": null}')
     with pytest.raises(DemoError, match="which has none at all"):
         own_checks.known_context(Kubectl("lab"))
+
+
+class WithAToken(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Bearer of-the-user" else 401)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("how", ["file", "exec"])
+def test_the_watch_shows_the_api_server_the_token_of_the_context_s_user(tmp_path: Path, how: str) -> None:
+    """As managed clusters have it; the local one has client certificates."""
+    told = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+            "status": {"token": "of-the-user"}}  # fmt: skip
+    plugin = {"apiVersion": told["apiVersion"], "command": "echo", "args": [json.dumps(told)],
+              "interactiveMode": "Never"}  # fmt: skip
+    server = ThreadingHTTPServer(("127.0.0.1", 0), WithAToken)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "users": [{"name": "u", "user": {"token": "of-the-user"} if how == "file" else {"exec": plugin}}],
+        "contexts": [{"name": "my lab", "context": {"cluster": "c", "user": "u"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    try:
+        assert ApiServer(str(tmp_path / "config"), "my lab").get("/api/v1/namespaces/a", 5) == b"{}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_what_will_be_created_is_said_first() -> None:
