@@ -257,11 +257,12 @@ def test_an_enum_among_extra_state_is_refused_also_as_a_key() -> None:
     for given in ({"a": {Color.RED: torch.ones(3)}}, {"a": [Color.RED]}):
         holder = Holder({"a": 1})
         state = State(nn.Linear(1, 1), [], {"it": holder}, 1)
+        state.begin()
         holder.state = given
         with pytest.raises(TypeError, match=r"Color.RED, which would come back as a plain str"):
             state.capture()
         with pytest.raises(TypeError, match=r"Color.RED, which would come back as a plain str"):
-            State(nn.Linear(1, 1), [], {"it": holder}, 1)
+            State(nn.Linear(1, 1), [], {"it": holder}, 1).begin()
 
 
 class Counted(nn.Linear):

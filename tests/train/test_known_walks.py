@@ -194,6 +194,7 @@ def test_a_change_that_no_resume_fits_is_refused_by_each_capture_from_then_on(
     world = World()
     if not captured_before:
         world.state = world.fresh()
+        world.state.begin()
     change(world)
     for _ in range(2):
         with pytest.raises(ValueError, match=said):
@@ -213,7 +214,7 @@ def test_a_buffer_that_is_not_saved_may_come_and_change() -> None:
 def test_a_lazy_layer_that_has_met_no_batch_is_refused_before_anything_is_trained() -> None:
     for lazy in (nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False)):
         with pytest.raises(ValueError, match=r"model/.* has no shape yet .* run one batch through the model"):
-            State(lazy, [], {}, 1)
+            State(lazy, [], {}, 1).begin()
         lazy(torch.ones(4, 3))
         assert State(lazy, [], {}, 1).capture().pieces
 

@@ -132,7 +132,7 @@ class State:
         self.extra.update(own)
         self.modules = own
         """Those of `extra` that a forward pass may change."""
-        self._forms = Forms(self._begun())
+        self._forms: Forms | None = None
         self.buckets = BucketOrder(model, self.names)
         self._entries: dict[str, tuple[Any, Entry]] = {}
         self._walked: _Parameters | None = None
@@ -148,6 +148,7 @@ class State:
 
     def capture(self, *, documents: bool = True) -> Captured:
         """Walk the live state. Tensors are not copied. Without `documents` only the pieces."""
+        forms = self.begin()
         pieces, model = self._parameters()
         found = Captured(pieces)
         if documents:
@@ -169,8 +170,15 @@ class State:
             if isinstance(obj, OfRank0):
                 found.of_rank_0.add(key)
         beside += [p.entry for p in found.pieces[known:]]
-        self._forms.refuse_changed(model.entries, beside)
+        forms.refuse_changed(model.entries, beside)
         return found
+
+    def begin(self) -> Forms:
+        """Take what is there now for what every save must hold. Raises what an object's `state_dict()` raises, and
+        ValueError for what cannot be saved."""
+        if self._forms is None:
+            self._forms = Forms(self._begun())
+        return self._forms
 
     def _begun(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What every attempt begins with, by the name under which it is stored; moments are made by training."""

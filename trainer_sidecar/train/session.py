@@ -68,6 +68,7 @@ class Session(EndTold):
         plan, mesh = env.plan, env.plan.topology.mesh
         self._outcome = OutcomeFile(env.outcome_dir, plan, env.rank)
         try:
+            state.begin()
             planner = Planner(env.rank, env.world_size)
             self._agreement = Agreement(env.world_size, env.control)
             clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
