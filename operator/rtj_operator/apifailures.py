@@ -17,6 +17,7 @@ from rtj_operator.queue import Key
 LASTS_SECONDS = 20.0
 """How long requests of one job must have failed before that is said."""
 _NAME = re.compile(r'webhook "([^"]{1,253})"')
+_SERVICE = re.compile(r"https?://[^./:\s]+\.([^./:\s]+)\.svc\b")
 _TRIED = "It is tried again by itself, and ranks that train go on"
 
 
@@ -50,9 +51,10 @@ def webhook_sentence(sentence: str) -> str:
     """Which webhook is in the way, what the API server said of it, and what to look at."""
     found = _NAME.search(sentence)
     name = found[1] if found else "that is named here"
-    ours = " (Kueue's: kubectl get pods -n kueue-system)" if name.endswith(".kb.io") else ""
+    served = _SERVICE.search(sentence)
+    where = f": kubectl get pods -n {served[1]}" if served else ""
     return (
         f"admission webhook {name} does not answer, and without it the API server takes no Job or pod: {sentence}. "
-        f"See that what serves it runs{ours}; kubectl get mutatingwebhookconfigurations,"
+        f"See that what serves it runs{where}; kubectl get mutatingwebhookconfigurations,"
         f"validatingwebhookconfigurations shows which it is. {_TRIED}"
     )

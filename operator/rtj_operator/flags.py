@@ -10,8 +10,6 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rtj_operator.api.quantity import parse_quantity
-
 _SUFFIX = r"([eE][+-]?[0-9]{1,2}|Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)?"
 QUANTITY = rf"^([0-9]*[1-9][0-9]*([.][0-9]*)?|[0-9]*[.][0-9]*[1-9][0-9]*){_SUFFIX}$"
 """Above 0."""
@@ -23,7 +21,7 @@ IMAGE = rf"{REPOSITORY[:-1]}(:{TAG[1:-1]})?(@{DIGEST[1:-1]})?$"
 NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 ENDPOINT = r"^https?://[^/?#@ ,]+/?$"
-URL_PREFIX = r"^s3://[^ ,]+$"
+URL_PREFIX = r"^s3://[^ ,]*$"
 REGION = r"^[A-Za-z0-9-]+$"
 
 _Check = Callable[[str], str]
@@ -82,7 +80,9 @@ FORMS: dict[str, _Form] = {
     "store_region": _Form(_like(REGION, "a region: letters, digits and '-'"), empty=True),
     "store_secret": _Form(_SECRET),
     "allowed_secrets": _Form(_SECRET, True, True),
-    "allowed_url_prefixes": _Form(_like(URL_PREFIX, "s3://bucket or s3://bucket/prefix"), True, True),
+    "allowed_url_prefixes": _Form(
+        _like(URL_PREFIX, "s3:// (any bucket), s3://bucket or s3://bucket/prefix"), True, True
+    ),
     "allowed_endpoints": _Form(_ENDPOINT, True, True),
     "metrics_port": _Form(_between(0, 65535)),
     "workers": _Form(_between(1, 1024)),
@@ -101,11 +101,6 @@ def problems(options: Namespace, prefix: str) -> list[str]:
         wanted = next((w for text in texts if (text or not form.empty) and (w := form.check(text))), "")
         if wanted:
             found.append(f"{_called(name, prefix)} is {given!r}, and must be {wanted}")
-    if not found and parse_quantity(options.sidecar_cpu_limit) < parse_quantity(options.sidecar_cpu):
-        found.append(
-            f"{_called('sidecar_cpu_limit', prefix)} is {options.sidecar_cpu_limit!r}, and must not be below "
-            f"--sidecar-cpu {options.sidecar_cpu!r}"
-        )
     return found
 
 

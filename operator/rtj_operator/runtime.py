@@ -150,8 +150,11 @@ class Runtime:
         except Exception as exc:
             # A bug must not stop the other jobs: logged, counted, said, tried again with a growing wait.
             result = "error"
-            log.exception("%s/%s: reconcile failed, again in %.1f s", *key, self.queue.retry(key))
-            await self._tell(key, exc)
+            log.exception("%s/%s: reconcile failed", *key)
+            try:
+                await self._tell(key, exc)
+            finally:  # only now: no other worker may look at the job meanwhile
+                log.warning("%s/%s: again in %.1f s", *key, self.queue.retry(key))
         self._worked = time.monotonic()
         self.metrics.reconcile_seconds.labels(result).observe(self._worked - started)
 

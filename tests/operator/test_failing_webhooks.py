@@ -28,7 +28,8 @@ from rtj_operator.reconcile import TryLater
 
 SENTENCE = (
     'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: Post '
-    '"https://172.31.77.1:9443/mutate-batch-v1-job?timeout=10s": read tcp 172.31.77.1:{port}->172.31.77.1:9443: '
+    '"https://kueue-webhook-service.kueue-system.svc:443/mutate-batch-v1-job?timeout=10s": read tcp '
+    "172.31.77.1:{port}->172.31.77.1:9443: "
     "connect: connection refused"
 )
 

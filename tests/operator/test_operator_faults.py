@@ -126,3 +126,24 @@ def test_a_fault_that_cannot_be_said_ends_no_worker(
     process.look()
     assert "that it fails is not in the status: Forbidden" in caplog.text
     assert len(process.events()) == 1
+
+
+def test_nobody_looks_at_a_job_while_its_fault_is_being_written(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second look would have its status overwritten by the sentence about the first."""
+    queue, taken = process.runtime.queue, []
+    queue.add(KEY)
+    assert queue.take() == KEY
+    process.fault = TypeError("a fault")
+    failed = process.operator.failed
+
+    async def slow(*given: Any) -> None:
+        queue.add(KEY)
+        taken.append(queue.take())
+        await failed(*given)
+
+    monkeypatch.setattr(process.operator, "failed", slow)
+    process.look()
+    assert taken == [None]
+    assert queue.waiting == 1, "it is looked at again"

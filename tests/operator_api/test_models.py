@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rtj_operator.api import InvalidJobError, JobStatus, Medium, parse_job
-from rtj_operator.api.base import MOST_BYTES, MOST_SECONDS, MOST_STEPS, unknown_fields
+from rtj_operator.api.base import MOST_BYTES, MOST_COUNT, MOST_SECONDS, MOST_STEPS, unknown_fields
 from rtj_operator.api.effective import OperatorDefaults, effective
 from rtj_operator.api.quantity import format_bytes, parse_quantity
 
@@ -147,6 +147,10 @@ def test_numbers_that_were_stored_before_they_had_a_cap_are_read_with_it(raw_job
     )
     assert (spec.ttl_seconds_after_finished, spec.restart.startup_timeout_seconds) == (MOST_SECONDS - 1, 1800)
     assert not unknown_fields(spec, "spec")
+    raw["spec"]["batch"]["maxMicroBatchSize"] = big
+    raw["spec"]["contractVersion"] = big
+    capped = parse_job(raw).spec
+    assert (capped.batch.max_micro_batch_size, capped.contract_version) == (MOST_COUNT, MOST_COUNT)
     raw["spec"]["nodes"] = 5000
     with pytest.raises(InvalidJobError, match="less than or equal to 4096"):
         parse_job(raw)

@@ -61,7 +61,8 @@ def refuse_seeded(collate: Any) -> None:
     masking do when they are given a seed."""
     inner = _innermost(collate)
     seed = getattr(inner, "seed", None)
-    if seed is not None and callable(getattr(inner, "create_rng", None)):
+    masks = getattr(inner, "mlm", True)  # without, transformers' collator draws nothing
+    if seed is not None and masks and callable(getattr(inner, "create_rng", None)):
         raise ValueError(
             f"{type(inner).__name__}(seed={seed}) draws from a generator of its own, which would begin anew at each "
             "resume: leave seed out, then it draws from the process's, which is saved (docs/data.md)"

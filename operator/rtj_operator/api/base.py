@@ -33,7 +33,9 @@ MOST_STEPS = 10**12 - 1
 MOST_BYTES = 2**50
 AS_WRITTEN = "as written"
 """Context of a validation that shall refuse what is above a cap, as the API server does."""
-_CAPS = frozenset({MOST_SECONDS, MOST_STEPS, MOST_BYTES})
+MOST_COUNT = 2**31 - 1
+"""Of samples in a batch, and of versions."""
+_CAPS = frozenset({MOST_SECONDS, MOST_STEPS, MOST_BYTES, MOST_COUNT})
 
 
 class ApiModel(BaseModel):

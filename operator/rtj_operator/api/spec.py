@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from rtj_operator.api.base import MOST_SECONDS, MOST_STEPS, Fraction, SpecModel, cel, rules
+from rtj_operator.api.base import MOST_COUNT, MOST_SECONDS, MOST_STEPS, Fraction, SpecModel, cel, rules
 from rtj_operator.api.checkpoint import Checkpoint
 from rtj_operator.api.policies import (
     CompatibilityStatus,
@@ -81,9 +81,9 @@ class Parallelism(ModelParallelism):
 class BatchSpec(SpecModel):
     """The batch of one optimizer step. It stays the same whatever the number of nodes."""
 
-    global_batch_size: int = Field(ge=1, le=2**31 - 1)
+    global_batch_size: int = Field(ge=1, le=MOST_COUNT)
     """Samples per optimizer step over all ranks = dp x micro batch x accumulation, exactly."""
-    max_micro_batch_size: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    max_micro_batch_size: int | None = Field(default=None, ge=1, le=MOST_COUNT)
     """Most samples that a rank takes at once. Left out: globalBatchSize / dp at `nodes`, so that no size needs more
     memory."""
 
@@ -337,7 +337,7 @@ class JobSpec(SpecModel):
     """Another controller that runs this job; this operator then leaves it alone. Immutable."""
     status_port: int = Field(default=9477, ge=1024, le=65535)
     """Port of the sidecar's status and metrics in each pod."""
-    contract_version: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    contract_version: int | None = Field(default=None, ge=1, le=MOST_COUNT)
     """Contract version of the library in the image. Left out: compared at start-up by library and sidecar themselves.
     """
     template: PodTemplate
