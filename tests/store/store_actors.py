@@ -115,7 +115,13 @@ class _Gate:
         self._actor.call("create", key, lambda: self._inner.create(key, data))
 
     def create_large(
-        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        parallel: int = 4,
+        hashes: Hashes | None = None,
+        document: bool = False,
     ) -> ObjectInfo:
         """Retried inside, as the contract says; each try is a call of its own."""
         kept = memoryview(bytes(data))
@@ -124,7 +130,9 @@ class _Gate:
                 info: ObjectInfo = self._actor.call(
                     "create_large",
                     key,
-                    lambda: self._inner.create_large(key, kept, parallel=parallel, hashes=hashes),
+                    lambda: self._inner.create_large(
+                        key, kept, parallel=parallel, hashes=hashes, document=document
+                    ),
                 )
             except UnclearError:
                 continue

@@ -17,6 +17,7 @@ from trainer_sidecar.store.base import (
     ClockSkewError,
     NoSpaceError,
     NotFoundError,
+    ObjectInfo,
     Store,
     StoreError,
     TruncatedError,
@@ -26,11 +27,13 @@ from trainer_sidecar.store.base import (
     WrongRegionError,
 )
 from trainer_sidecar.store.checksums import base64_crc32, base64_sha256, crc32
+from trainer_sidecar.store.commit import store_document
 from trainer_sidecar.store.file import FileStore
 from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probe import probe_store
 from trainer_sidecar.store.s3 import S3Store
+from trainer_sidecar.store.verify import Expected, look_object
 
 
 def answer(status: str, code: str, message: str = "as told") -> bytes:
@@ -95,10 +98,24 @@ def test_a_create_is_never_retried_by_the_sdk(proxied_store: Store, proxy: Fault
     assert proxy.fired == 1
 
 
-@pytest.mark.parametrize("claim", ["sha256_of", "crc32_of"])
-def test_the_store_refuses_bytes_whose_checksum_is_wrong(s3_store: S3Store, claim: str) -> None:
-    with pytest.raises(ChecksumRefusedError, match="wrong"):
-        s3_store.put_claiming("wrong", b"these", **{claim: b"those"})
+def test_the_store_refuses_bytes_and_parts_whose_checksum_is_wrong(s3_store: S3Store) -> None:
+    for send in (s3_store.put_claiming, s3_store.part_claiming):
+        with pytest.raises(ChecksumRefusedError, match="wrong"):
+            send("wrong", b"these", of=b"those")
+    assert s3_store.discard_unfinished("", lambda _: True) == 0
+
+
+def test_documents_are_there_under_their_sha_256_and_shards_under_their_crc(s3_store: S3Store) -> None:
+    ref = store_document(s3_store, "manifest.json", b"{}")
+    assert s3_store.head("manifest.json") == ObjectInfo("manifest.json", 2, ref.sha256)
+    assert store_document(s3_store, "manifest.json", b"{}") == ref
+    with pytest.raises(ChecksumRefusedError, match="exists with SHA-256"):
+        store_document(s3_store, "manifest.json", b"[]")
+    found = look_object(s3_store, Expected("manifest.json", 2, sha256="00" * 32))
+    assert found is not None
+    assert found.found == f"SHA-256 {ref.sha256}"
+    s3_store.create_large("shard", memoryview(b"{}"))
+    assert s3_store.head("shard") == ObjectInfo("shard", 2, crc32=f"{crc32(b'{}'):08x}")
 
 
 # --- lost and broken answers ------------------------------------------------------------------------------------------

@@ -223,3 +223,14 @@ def test_newest_entries_that_were_deleted_are_told_of_by_the_hint_which_decides_
     by = journal(store)
     assert update_latest(by, save(store, second, 3, by))
     assert journal(store).read().damage == ""
+
+
+def test_a_commit_that_is_there_is_not_said_to_be_gone_where_its_attempt_cannot_be_read() -> None:
+    """As by an older `rtj`, once the operator writes attempts of a newer schema."""
+    store = MemoryStore()
+    _, (newest,) = run_of(store, 1)
+    assert update_latest(journal(store), newest)
+    store.put(KEYS.journal(1), store.get(KEYS.journal(1)).replace(b'"schema":1', b'"schema":99'))
+    history = journal(store).read()
+    assert list(history.unknown) == [1]
+    assert "latest.json" not in history.damage

@@ -11,7 +11,7 @@ import pytest
 
 from trainer_sidecar.contract import messages as m
 from trainer_sidecar.contract.status import SaveOutcome
-from trainer_sidecar.train import saves
+from trainer_sidecar.train import saves, sealing
 from trainer_sidecar.train.errors import SidecarRefused
 from trainer_sidecar.train.saves import Code, InFlight, Saves
 from trainer_sidecar.train.sealing import tell_sealed
@@ -80,6 +80,34 @@ class Busy(Sidecar):
         if self.answers[0] is IN_FLIGHT:
             raise SidecarRefused("BadRequest", "comes while save aaaaaaaa (step 3) is in flight")
         self.sealed = request
+
+
+class LetsGoLate(Busy):
+    """Says that the save has failed before it takes another one."""
+
+    refusals = 3
+
+    def tell(self, request: Any) -> None:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise SidecarRefused("BadRequest", "comes while save aaaaaaaa (step 3) is in flight")
+        self.sealed = request
+
+
+def test_a_seal_is_told_until_the_sidecar_takes_it_or_provably_will_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = m.Sealed(save_id="b" * 64, rank=0)
+    late: Any = LetsGoLate(SaveOutcome.FAILED)
+    tell_sealed(late, message, "a" * 64, time.monotonic() + 5)
+    assert late.sealed == message
+    monkeypatch.setattr(sealing, "_LETS_GO_SECONDS", 0.05)
+    never: Any = LetsGoLate(SaveOutcome.FAILED)
+    never.refusals = 10**6
+    begun = time.monotonic()
+    with pytest.raises(SidecarRefused, match="is in flight"):
+        tell_sealed(never, message, "a" * 64, begun + 600)
+    assert time.monotonic() - begun < 60
 
 
 def test_a_seal_waits_for_a_failed_save_that_the_sidecar_has_not_let_go_of() -> None:

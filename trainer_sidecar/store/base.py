@@ -26,8 +26,8 @@ def part_size_for(size: int) -> int:
 class ObjectInfo:
     """An object as HEAD or LIST shows it, with the checksum that the store itself vouches for.
 
-    `sha256` (64 hex digits) of `create` and `put`, `crc32` (8 hex digits, of several parts `<hex>-<parts>`) of
-    `create_large`. None: it does not say (LIST, a folder, other stores).
+    `sha256` (64 hex digits) of `create`, `put` and documents, else `crc32` (8 hex digits, of several parts
+    `<hex>-<parts>`). None: it does not say (LIST, a folder, other stores).
     """
 
     key: str
@@ -164,13 +164,20 @@ class Store(Protocol):
         ...
 
     def create_large(
-        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        parallel: int = 4,
+        hashes: Hashes | None = None,
+        document: bool = False,
     ) -> ObjectInfo:
         """Create-only upload of a shard: multipart with a CRC-32 per part where large, retried inside.
 
         On an occupied key the checksum is compared: equal bytes are success, others raise ChecksumRefusedError.
         The view must not change meanwhile. Empty data is fine. Returns what HEAD would say. `hashes` are asked for
-        the checksums and told before the object comes to be; what they raise breaks the upload off.
+        the checksums and told before the object comes to be; what they raise breaks the upload off. A `document` of
+        one part is sent with its SHA-256, by which others name it.
         """
         ...
 

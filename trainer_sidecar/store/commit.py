@@ -185,5 +185,5 @@ def update_latest(journal: Journal, manifest: Manifest) -> bool:
 
 def store_document(store: Store, key: str, data: bytes) -> ObjectRef:
     """Create a small object once (part, leaves, index, manifest); the same bytes twice are fine (R6)."""
-    store.create_large(key, memoryview(data), parallel=1)
+    store.create_large(key, memoryview(data), parallel=1, document=True)
     return ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())

@@ -77,12 +77,18 @@ class FaultyStore:
         self._call("create", key, lambda: self.inner.create(key, data))
 
     def create_large(
-        self, key: str, data: memoryview, *, parallel: int = 4, hashes: Hashes | None = None
+        self,
+        key: str,
+        data: memoryview,
+        *,
+        parallel: int = 4,
+        hashes: Hashes | None = None,
+        document: bool = False,
     ) -> ObjectInfo:
         return self._call(
             "create_large",
             key,
-            lambda: self.inner.create_large(key, data, parallel=parallel, hashes=hashes),
+            lambda: self.inner.create_large(key, data, parallel=parallel, hashes=hashes, document=document),
         )
 
     def put(self, key: str, data: bytes) -> None:

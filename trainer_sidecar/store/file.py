@@ -110,6 +110,7 @@ class FileStore:
         *,
         parallel: int = 4,  # noqa: ARG002
         hashes: Hashes | None = None,
+        document: bool = False,  # noqa: ARG002
     ) -> ObjectInfo:
         if hashes is not None:
             hashes.complete()

@@ -211,17 +211,18 @@ class History:
             told.append(
                 f"latest.json names journal entry {self.hint.sequence} as the commit of {self.hint.checkpoint_id}, and "
                 "no such commit is there: unless somebody has edited that file, the newest entries of the journal were "
-                "deleted or the store was set back to an earlier state. The checkpoint is not used; before anything "
-                "else is committed, restore those entries from versions or a backup"
+                "deleted or the store was set back to an earlier state. The checkpoint is not used. Entries may be put "
+                "back, from versions or a backup, only where nothing has been written to the journal since: in the "
+                "slot of a newer entry, or behind a newer attempt, an old one does harm or does not count"
             )
         return "; ".join(told)
 
     def _lacks(self, hint: Latest) -> bool:
         """Whether the commit that a hint names is provably not where it says."""
-        if hint.sequence in self.void or hint.sequence in self.unknown:
-            return False
-        commit = self.manifests.get(hint.checkpoint_id)
-        return commit is None or commit.seq != hint.sequence
+        if self.unknown or self.lost_attempts or hint.sequence in self.void:
+            return False  # which is said in other words
+        found = next((e for e in self.entries if e.seq == hint.sequence), None)
+        return not isinstance(found, Manifest) or found.checkpoint_id != hint.checkpoint_id
 
     @cached_property
     def verified(self) -> dict[str, Verified]:

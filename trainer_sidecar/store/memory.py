@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer_sidecar.store.base import (
+    PART_UNIT,
     AlreadyExistsError,
     ChecksumRefusedError,
     Hashes,
@@ -81,11 +82,15 @@ class MemoryStore:
         *,
         parallel: int = 4,  # noqa: ARG002
         hashes: Hashes | None = None,
+        document: bool = False,
     ) -> ObjectInfo:
         if hashes is not None:
             hashes.complete()
         try:
-            self._create(key, _Object(bytes(data), crc32=expected_crc32(data)))
+            if document and len(data) <= PART_UNIT:
+                self.create(key, bytes(data))
+            else:
+                self._create(key, _Object(bytes(data), crc32=expected_crc32(data)))
         except AlreadyExistsError as exc:
             if self._find(key).data != data:
                 raise ChecksumRefusedError(

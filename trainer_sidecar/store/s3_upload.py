@@ -4,12 +4,14 @@ Nothing here decides by a reply alone: whatever ends unclear or finds the key oc
 comparison of size and checksum, and a store that shows no checksum is read back.
 """
 
+import base64
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 from trainer_sidecar.store.base import (
     AlreadyExistsError,
@@ -63,13 +65,32 @@ class PlainHashes:
         """Nothing to refuse."""
 
 
-def upload(store: Bucket, key: str, data: memoryview, parallel: int, hashes: Hashes) -> ObjectInfo:
+class Kind(NamedTuple):
+    """Of checksum: the field of `ObjectInfo`, its name for people, and what the store should say of bytes."""
+
+    field: str
+    name: str
+    expected: Callable[[memoryview], str]
+
+    def shown(self, info: ObjectInfo) -> str | None:
+        found: str | None = getattr(info, self.field)
+        return found
+
+
+_CRC32 = Kind("crc32", "CRC-32", expected_crc32)
+_SHA256 = Kind("sha256", "SHA-256", lambda view: hashlib.sha256(view).hexdigest())
+
+
+def upload(
+    store: Bucket, key: str, data: memoryview, parallel: int, hashes: Hashes, *, document: bool = False
+) -> ObjectInfo:
     """`Store.create_large`. Nothing of `data` is copied."""
     view = data.cast("B") if data.nbytes else data
     large = len(view) > part_size_for(len(view))
+    kind = _SHA256 if document and not large else _CRC32
     if large:
         found = _settled(
-            store, key, view
+            store, key, view, kind
         )  # a restarted sidecar resends; an upload that stands is not repeated
         if found is not None:
             hashes.complete()
@@ -77,16 +98,18 @@ def upload(store: Bucket, key: str, data: memoryview, parallel: int, hashes: Has
     for attempt in range(_TRIES):
         try:
             sent = (
-                _multipart(store, key, view, parallel, hashes) if large else _single(store, key, view, hashes)
+                _multipart(store, key, view, parallel, hashes)
+                if large
+                else _single(store, key, view, hashes, kind)
             )
         except (AlreadyExistsError, UnclearError) as exc:
-            found = _settled(store, key, view)
+            found = _settled(store, key, view, kind)
             if found is not None:
                 return found
             if attempt == _TRIES - 1:
                 raise _unclear(store, key, exc) from exc
             continue
-        found = _settled(store, key, view, sent)
+        found = _settled(store, key, view, kind, sent)
         if found is None:
             raise UnclearError(
                 f"{store.url}: {key} is not there right after its upload: the store lacks read-after-write consistency",
@@ -107,9 +130,14 @@ def _unclear(store: Bucket, key: str, exc: StoreError) -> StoreError:
     )
 
 
-def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes) -> str:
-    """CRC-32 of what was sent, as `ObjectInfo` shows it."""
-    checksum = hashes.of_part(1, view)
+def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes, kind: Kind) -> str:
+    """Checksum of what was sent, as `ObjectInfo` shows it."""
+    crc = hashes.of_part(1, view)
+    if kind is _SHA256:
+        sent = kind.expected(view)
+        header: Any = {"ChecksumSHA256": base64.b64encode(bytes.fromhex(sent)).decode()}
+    else:
+        sent, header = composite_crc32([crc]), {"ChecksumCRC32": base64_crc32(crc)}
     hashes.complete()
     with Body(view) as body:
         store.guard(
@@ -119,11 +147,11 @@ def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes) -> str:
                 Key=store.full(key),
                 Body=cast("Any", body),
                 IfNoneMatch="*",
-                ChecksumCRC32=base64_crc32(checksum),
+                **header,
             ),
             write=True,
         )
-    return composite_crc32([checksum])
+    return sent
 
 
 def _multipart(store: Bucket, key: str, view: memoryview, parallel: int, hashes: Hashes) -> str:
@@ -243,7 +271,7 @@ def _complete(store: Bucket, key: str, where: Any, sent: list[tuple[dict[str, An
     return expected
 
 
-def _settled(store: Bucket, key: str, view: memoryview, sent: str = "") -> ObjectInfo | None:
+def _settled(store: Bucket, key: str, view: memoryview, kind: Kind, sent: str = "") -> ObjectInfo | None:
     """The object when it stands with our bytes, None when there is none. Other bytes raise ChecksumRefusedError.
 
     `sent`: the checksum of what was just sent; without it they are read again when there is one to compare.
@@ -254,13 +282,12 @@ def _settled(store: Bucket, key: str, view: memoryview, sent: str = "") -> Objec
         return None
     if info.size != len(view):
         raise _refused(store, key, f"it exists with {info.size} bytes, ours are {len(view)}")
-    ours = sent or expected_crc32(view)
-    if not comparable(info.crc32, ours):
-        return (
-            info if sent else _read_back(store, key, view, info)
-        )  # what came in was checked (see the probe)
-    if info.crc32 != ours:
-        raise _refused(store, key, f"it exists with CRC-32 {info.crc32}, ours is {ours}")
+    ours, shown = sent or kind.expected(view), kind.shown(info)
+    if not comparable(shown, ours):
+        # What was just sent has been checked as it came in (see the probe).
+        return info if sent else _read_back(store, key, view, info)
+    if shown != ours:
+        raise _refused(store, key, f"it exists with {kind.name} {shown}, ours is {ours}")
     return info
 
 

@@ -14,18 +14,19 @@ from trainer_sidecar.train.errors import SidecarRefused
 from trainer_sidecar.train.sidecar_client import SidecarClient
 
 _POLL_SECONDS = 0.005
+_LETS_GO_SECONDS = 5.0
 
 
 def tell_sealed(client: SidecarClient, message: m.Sealed, failed: str, deadline: float) -> None:
     """`failed`: id of the newest save that failed, or empty; waited for until `deadline` (monotonic) where it is in the
     way, and told again. Raises SidecarRefused."""
-    try:
-        client.tell(message)
-    except SidecarRefused:
-        if not failed:
-            raise
-        while client.ask(m.AskSave(save_id=failed), m.SaveReply).outcome is SaveOutcome.IN_FLIGHT:
-            if time.monotonic() > deadline:
+    while True:
+        try:
+            return client.tell(message)
+        except SidecarRefused:
+            if not failed or time.monotonic() > deadline:
                 raise
+            if client.ask(m.AskSave(save_id=failed), m.SaveReply).outcome is not SaveOutcome.IN_FLIGHT:
+                # Its outcome can be seen before it is let go, and one before it may still be in the way.
+                deadline = min(deadline, time.monotonic() + _LETS_GO_SECONDS)
             time.sleep(_POLL_SECONDS)
-        client.tell(message)
