@@ -9,6 +9,7 @@ from trainer_sidecar.contract.journal import RestorePoint
 from trainer_sidecar.contract.restore_fault import RestoreFault
 from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.reread import confirmed
+from trainer_sidecar.store.verify import BadCheckpointError, verify_ingest
 
 
 class Rotting(MemoryStore):
@@ -79,3 +80,20 @@ def test_a_manifest_that_is_gone_confirms_any_accusation() -> None:
     found = confirmed(store, world.KEYS, point, accused(point, "16 bytes at 0"))
     assert found is not None
     assert (found.fault, found.file) == ("missing", "manifest.json")
+
+
+def test_an_object_that_was_replaced_is_confirmed_by_the_stores_checksum_where_no_leaf_is_named() -> None:
+    """As a fence accuses it: by what HEAD shows, which names no leaf."""
+    store = Rotting()
+    point = committed(store)
+    key = world.KEYS.shard(point.checkpoint_id, 1)
+    data = bytearray(store.get(key))
+    data[0] ^= 1
+    store.delete([key])
+    store.create_large(key, memoryview(data))
+    with pytest.raises(BadCheckpointError) as bad:
+        verify_ingest(store, world.KEYS, point)
+    found = confirmed(store, world.KEYS, point, accused(point, bad.value.expected, bad.value.file))
+    assert found is not None
+    assert (found.fault, found.file, found.found) == ("bytes", "rank-00001.distcp", bad.value.found)
+    assert found.found.startswith("CRC-32 ")

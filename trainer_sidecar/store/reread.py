@@ -29,6 +29,7 @@ from trainer_sidecar.store.verify import (
     Problem,
     bad_checkpoint,
     look_object,
+    objects_of,
     read_manifest,
     seen_twice,
 )
@@ -110,7 +111,8 @@ def _look(at: _Accused, fault: RestoreFault) -> Problem | None:
         (f for f in files_of(at.keys, at.manifest) if f.key in (folder + name, at.keys.prefix + name)), None
     )
     if found is not None:
-        return _look_hashed(at.store, found, fault)
+        whole = next(e for e in objects_of(at.keys, at.manifest) if e.key == found.key)
+        return _look_hashed(at.store, found, whole, fault)
     document = _documents(at).get(folder + name) or _documents(at).get(at.keys.prefix + name)
     if document is None:
         return None
@@ -142,9 +144,10 @@ def _look_index(at: _Accused) -> Problem | None:
     return Problem("bytes", key, "files of the manifest", f"file {strange[0]!r}") if strange else None
 
 
-def _look_hashed(store: Store, file: HashedFile, fault: RestoreFault) -> Problem | None:
-    """Presence and size first; then the leaf file, its root, and the leaves that the accusation names."""
-    problem = seen_twice(lambda: look_object(store, Expected(file.key, file.hashed.size)))
+def _look_hashed(store: Store, file: HashedFile, whole: Expected, fault: RestoreFault) -> Problem | None:
+    """Presence, size and the store's own checksum first, by which a fence accuses; then the leaf file, its root, and
+    the leaves that the accusation names."""
+    problem = seen_twice(lambda: look_object(store, whole))
     if problem is not None or fault.fault == "missing":
         return problem
     leaves = read_leaves(store, file)
