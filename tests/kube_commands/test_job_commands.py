@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,13 +216,14 @@ def test_text_of_a_job_cannot_command_the_terminal(desk: Desk) -> None:
     assert "\x1b" not in desk.rtj("why", "sft")
 
 
-def test_a_full_disk_behind_the_output_is_no_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_behind_the_output_is_no_traceback(desk: Desk) -> None:
     desk.server.put(job())
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr("sys.stdout", full)
-        assert cli.main(["status", "--kubeconfig", str(desk.kubeconfig)]) == 1
-        monkeypatch.undo()
-        with contextlib.suppress(OSError):
-            full.close()
-    _, said = desk.capture()
-    assert said == "rtj: the output cannot be written: No space left on device\n"
+    command = [sys.executable, "-m", "trainer_sidecar.cli", "status", "--kubeconfig", str(desk.kubeconfig)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "rtj: the output cannot be written: No space left on device\n",
+    )
