@@ -23,6 +23,7 @@ from trainer_sidecar.store.base import (
     Hashes,
     NotFoundError,
     ObjectInfo,
+    StoreError,
     TruncatedError,
     UnclearError,
     UnsupportedStoreError,
@@ -241,7 +242,8 @@ class S3Store:
                 write=True,
             )
         finally:
-            self._abort(key, where["UploadId"])
+            with suppress(StoreError):  # who may not abort leaves it to the sweep
+                self._abort(key, where["UploadId"])
 
     def full(self, key: str) -> str:
         """The key within the bucket."""
