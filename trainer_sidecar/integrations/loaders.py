@@ -21,6 +21,15 @@ log = logging.getLogger("rtj.train")
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 OURS = (Mixture, Packed, Streams, StatefulLoader)
 """Data that has an order already."""
+OPTIONS = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "worker_init_fn",
+)
+"""How a loader's workers read: the same of the session's loader in its place."""
 
 
 def refuse_iterable(dataset: Any) -> None:

@@ -33,10 +33,7 @@ class Ended:
     def exit_code(self) -> int:
         """Of `rtj run`, when this end is the last one. 78 only where the checkpoint does not fit, or is bad."""
         passing = {Refusal.STORE_AWAY: EXIT_STORE, Refusal.PASSING: EXIT_CODES[OutcomeKind.FAILED]}
-        refusal = self.refusal
-        return (
-            passing.get(refusal, EXIT_CODES[self.outcome.kind]) if refusal else EXIT_CODES[self.outcome.kind]
-        )
+        return passing[self.refusal] if self.refusal in passing else EXIT_CODES[self.outcome.kind]
 
     def advice(self, store_url: str) -> str:
         """What to do after a refusal that nothing follows; empty for other ends."""

@@ -25,7 +25,7 @@ from trainer_sidecar.sidecar.save import Save
 from trainer_sidecar.sidecar.saves import Saves
 from trainer_sidecar.store.base import ChecksumRefusedError, NotFoundError
 from trainer_sidecar.store.commit import FencedError, MergeError, Merger, SaveAbortedError
-from trainer_sidecar.store.verify import Expected
+from trainer_sidecar.store.verify import Expected, look_object
 
 log = logging.getLogger(__name__)
 
@@ -174,14 +174,12 @@ class Coordinator:
         return part, ObjectRef(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def _present(self, expected: Expected) -> None:
-        try:
-            found = self._run.store().head(expected.key)
-        except NotFoundError as exc:
-            # The part was created after it: what is missing now was lost.
-            raise PartRefusedError(f"{expected.key} is missing though its part is there") from exc
-        difference = expected.difference(found)
-        if difference:
-            raise PartRefusedError(f"{expected.key} has {difference}, its part says {expected}")
+        problem = look_object(self._run.store(), expected)
+        if problem is None:
+            return
+        if problem.fault == "missing":  # the part was created after it: what is missing now was lost
+            raise PartRefusedError(f"{problem.key} is missing though its part is there")
+        raise PartRefusedError(f"{problem.key} has {problem.found}, its part says {problem.expected}")
 
     def _commit(self, save: Save, plan: Plan) -> None:
         save.committing = True

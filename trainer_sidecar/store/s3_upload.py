@@ -66,10 +66,12 @@ class PlainHashes:
 
 
 class Kind(NamedTuple):
-    """Of checksum: the field of `ObjectInfo`, its name for people, and what the store should say of bytes."""
+    """Of checksum: the field of `ObjectInfo`, its name for people, boto3's argument, and what the store should say of
+    bytes."""
 
     field: str
     name: str
+    argument: str
     expected: Callable[[memoryview], str]
 
     def shown(self, info: ObjectInfo) -> str | None:
@@ -77,8 +79,8 @@ class Kind(NamedTuple):
         return found
 
 
-_CRC32 = Kind("crc32", "CRC-32", expected_crc32)
-_SHA256 = Kind("sha256", "SHA-256", lambda view: hashlib.sha256(view).hexdigest())
+_CRC32 = Kind("crc32", "CRC-32", "ChecksumCRC32", expected_crc32)
+_SHA256 = Kind("sha256", "SHA-256", "ChecksumSHA256", lambda view: hashlib.sha256(view).hexdigest())
 
 
 def upload(
@@ -89,9 +91,8 @@ def upload(
     large = len(view) > part_size_for(len(view))
     kind = _SHA256 if document and not large else _CRC32
     if large:
-        found = _settled(
-            store, key, view, kind
-        )  # a restarted sidecar resends; an upload that stands is not repeated
+        # A restarted sidecar resends: an upload that stands is not repeated.
+        found = _settled(store, key, view, kind)
         if found is not None:
             hashes.complete()
             return found
@@ -132,12 +133,8 @@ def _unclear(store: Bucket, key: str, exc: StoreError) -> StoreError:
 
 def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes, kind: Kind) -> str:
     """Checksum of what was sent, as `ObjectInfo` shows it."""
-    crc = hashes.of_part(1, view)
-    if kind is _SHA256:
-        sent = kind.expected(view)
-        header: Any = {"ChecksumSHA256": base64.b64encode(bytes.fromhex(sent)).decode()}
-    else:
-        sent, header = composite_crc32([crc]), {"ChecksumCRC32": base64_crc32(crc)}
+    sent = kind.expected(view) if kind is _SHA256 else composite_crc32([hashes.of_part(1, view)])
+    checksum: Any = {kind.argument: base64.b64encode(bytes.fromhex(sent)).decode()}
     hashes.complete()
     with Body(view) as body:
         store.guard(
@@ -147,7 +144,7 @@ def _single(store: Bucket, key: str, view: memoryview, hashes: Hashes, kind: Kin
                 Key=store.full(key),
                 Body=cast("Any", body),
                 IfNoneMatch="*",
-                **header,
+                **checksum,
             ),
             write=True,
         )

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from trainer_sidecar.contract.plan import Plan
 from trainer_sidecar.integrations.batch import tell_unused
 from trainer_sidecar.integrations.loaders import (
+    OPTIONS,
     OURS,
     refuse_iterable,
     refuse_order,
@@ -22,15 +23,6 @@ from trainer_sidecar.integrations.loaders import (
     warn_of_generators,
 )
 
-_OPTIONS = (
-    "num_workers",
-    "pin_memory",
-    "persistent_workers",
-    "prefetch_factor",
-    "multiprocessing_context",
-    "timeout",
-    "worker_init_fn",
-)
 _READS = ("__iter__", "_get_iterator", "_index_sampler")
 
 
@@ -82,5 +74,5 @@ def feed_of(loader: Any) -> Feed:
         loader.collate_fn,
         loader.drop_last,
         loader.batch_size,
-        {name: getattr(loader, name) for name in _OPTIONS},
+        {name: getattr(loader, name) for name in (*OPTIONS, "timeout")},
     )

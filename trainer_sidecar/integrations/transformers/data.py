@@ -11,6 +11,7 @@ from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
 from torch.utils.data import DataLoader, RandomSampler
 
 from trainer_sidecar.integrations.loaders import (
+    OPTIONS,
     refuse_iterable,
     refuse_order,
     refuse_seeded,
@@ -18,14 +19,6 @@ from trainer_sidecar.integrations.loaders import (
 )
 from trainer_sidecar.train import Session, TrainingLibraryError
 
-_OPTIONS = (
-    "num_workers",
-    "pin_memory",
-    "persistent_workers",
-    "prefetch_factor",
-    "multiprocessing_context",
-    "worker_init_fn",
-)
 _SHUFFLES = (RandomSampler, SeedableRandomSampler)
 _OVERRIDDEN = "get_train_dataloader"
 
@@ -46,7 +39,7 @@ def feed_of(loader: Any, drop_last: bool, rank: int) -> tuple[dict[str, Any], di
     refuse_seeded(loader.collate_fn)
     warn_of_generators(loader.collate_fn, rank)
     data = {"data": loader.dataset, "collate": loader.collate_fn, "drop_last": drop_last}
-    return data, {name: getattr(loader, name) for name in _OPTIONS}
+    return data, {name: getattr(loader, name) for name in OPTIONS}
 
 
 def refuse_override(trainer: Any, resumable: type) -> None:
