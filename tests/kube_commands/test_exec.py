@@ -60,6 +60,8 @@ class Server:
         self.port = runner.addresses[0][1]
         self._ready.set()
         self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         query = {name: request.query.getall(name) for name in request.query}
