@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from rtj_operator.api.names import LABEL_JOB, LABEL_PLACEMENT, LABEL_UID, SIDECAR_CONTAINER, TRAINER_CONTAINER
 from rtj_operator.capacity import node_rooms
-from rtj_operator.classify import SILENCE_SECONDS
+from rtj_operator.decide.cause.losses import SILENCE_SECONDS
 from rtj_operator.decide.observed import Capacity, JobView, Observed, PodView
 from rtj_operator.kube import CORE_EVENTS, JOBS, NODES, PODS, Forbidden, Kube, KubeError, NotFound, Object
 from rtj_operator.podview import condition, job_view, pod_view, unix

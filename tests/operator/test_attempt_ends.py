@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from operator_values import EPOCH, end_report, pod, sidecar
 
-from rtj_operator.classify import End, Leaving, attempt_end, blocked, save_in_flight
+from rtj_operator.decide.cause import attempt_end
+from rtj_operator.decide.cause.end import End, Leaving
+from rtj_operator.decide.cause.standing import blocked, save_in_flight
 from rtj_operator.decide.observed import ContainerEnd, PodView
 from trainer_sidecar.contract.journal import Cause
 from trainer_sidecar.contract.outcome import Outcome, OutcomeKind, RankFailure

@@ -9,10 +9,11 @@ import pytest
 from operator_values import EPOCH, NOW, Situation, end_report, job, plan, pod, rooms, running, sidecar
 
 from rtj_operator.api import JobStatus, Phase
-from rtj_operator.classify import End, attempt_end
 from rtj_operator.conditions import ConditionType, Reason, find
 from rtj_operator.decide import Decision
 from rtj_operator.decide.actions import CreateJob, FenceAndPublish
+from rtj_operator.decide.cause import attempt_end
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.observed import ContainerEnd, PodView
 from rtj_operator.podview import pod_view
 from rtj_operator.text import printable

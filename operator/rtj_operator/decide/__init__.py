@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
-from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, Decision, Event, WriteStatus
 from rtj_operator.decide.altered import job_altered
 from rtj_operator.decide.attempt import attempt_ended, plan_adopted, plan_incomplete, start_attempt
 from rtj_operator.decide.behind import status_behind
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.ends import backing_off, fail
 from rtj_operator.decide.interval import published, with_interval
 from rtj_operator.decide.lifetime import next_moment, with_active_time

@@ -7,9 +7,9 @@ the plan that it made: the next attempt starts from another point, or, with the 
 from collections.abc import Sequence
 
 from rtj_operator.api import AttemptRecord, JobStatus
-from rtj_operator.classify import RESTORE_POINT_BAD, End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.cause.end import RESTORE_POINT_BAD, End
 from rtj_operator.decide.ends import counted
 from rtj_operator.decide.view import View
 from trainer_sidecar.contract.journal import Cause

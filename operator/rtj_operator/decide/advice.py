@@ -7,8 +7,8 @@ from rtj_operator.api import JobStatus, Phase
 from rtj_operator.api.base import dig
 from rtj_operator.api.names import LABEL_JOB, TRAINER_CONTAINER
 from rtj_operator.api.template import trainer
-from rtj_operator.classify import DRAINED, FENCED, SIDECAR_OOM, STORE_UNAVAILABLE, USAGE_ERROR, End
 from rtj_operator.conditions import Reason
+from rtj_operator.decide.cause.end import DRAINED, FENCED, SIDECAR_OOM, STORE_UNAVAILABLE, USAGE_ERROR, End
 from rtj_operator.decide.view import View
 from rtj_operator.text import many
 from trainer_sidecar.contract.journal import Cause

@@ -7,9 +7,9 @@ plan, and one too few never comes: neither may stall the job.
 from dataclasses import replace
 from itertools import pairwise
 
-from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.place import new_placement
 from rtj_operator.decide.resize import order, tried
 from rtj_operator.decide.unstarted import with_unstarted

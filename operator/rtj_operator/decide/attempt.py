@@ -17,11 +17,11 @@ from rtj_operator.api import (
     RestartAction,
     RestorePointStatus,
 )
-from rtj_operator.classify import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.accused import judged, restore_fault, too_many_bad
 from rtj_operator.decide.actions import Event, FenceAndPublish, PublishPlan
 from rtj_operator.decide.advice import logs, with_advice
+from rtj_operator.decide.cause.end import RESTORE_POINT_BAD, USAGE_ERROR, End, Leaving
 from rtj_operator.decide.ends import (
     backing_off,
     cause_after,

@@ -8,7 +8,10 @@ import itertools
 from datetime import datetime, timedelta
 
 from rtj_operator.api import AttemptRecord, JobStatus, Phase, Restart, RestartAction
-from rtj_operator.classify import (
+from rtj_operator.conditions import EventReason, Reason
+from rtj_operator.decide import advice
+from rtj_operator.decide.actions import Action, Event, PublishOrder
+from rtj_operator.decide.cause.end import (
     DRAINED,
     FENCED,
     RESTORE_POINT_BAD,
@@ -17,9 +20,6 @@ from rtj_operator.classify import (
     USAGE_ERROR,
     End,
 )
-from rtj_operator.conditions import EventReason, Reason
-from rtj_operator.decide import advice
-from rtj_operator.decide.actions import Action, Event, PublishOrder
 from rtj_operator.decide.exclusion import FAILURES, failed_again, with_excluded
 from rtj_operator.decide.view import Step, View, ids, told
 from rtj_operator.text import count, many, printable

@@ -8,9 +8,9 @@ that the job cannot do without is used again.
 from datetime import datetime, timedelta
 
 from rtj_operator.api import ExcludedNode, JobStatus
-from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.view import CLOCKS_DIFFER_SECONDS, View
 
 EXCLUDE_SECONDS = 3600.0

@@ -6,9 +6,9 @@ has watched for a while itself.
 """
 
 from rtj_operator.api import AttemptStatus, Phase
-from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishPlan
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.view import Step, View, ids, told
 from rtj_operator.text import count

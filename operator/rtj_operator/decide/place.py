@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 
 from rtj_operator.api import JobStatus, Phase, PlacementStatus
 from rtj_operator.api.names import placement_name
-from rtj_operator.classify import OVERDUE_SECONDS, End, blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, CreateJob, DeleteJob, DeletePods, Event
 from rtj_operator.decide.advice import while_waiting, with_advice
+from rtj_operator.decide.cause.end import End
+from rtj_operator.decide.cause.losses import OVERDUE_SECONDS
+from rtj_operator.decide.cause.standing import blocked
 from rtj_operator.decide.exclusion import excluded_names
 from rtj_operator.decide.observed import NodeRoom, PodView
 from rtj_operator.decide.unstarted import unstarted, why_unstarted

@@ -20,9 +20,9 @@ from rtj_operator.api import (
     ResumeStatus,
 )
 from rtj_operator.api.status import CheckStatus
-from rtj_operator.classify import blocked
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.cause.standing import blocked
 from rtj_operator.decide.unreached import unreached
 from rtj_operator.decide.view import POLL_SECONDS, WATCH_SECONDS, Step, View, told
 from rtj_operator.pods import grace_seconds

@@ -7,9 +7,9 @@ it is admitted again the next attempt begins in its new pods, at the size that w
 from dataclasses import replace
 
 from rtj_operator.api import AttemptRecord, JobStatus, Phase
-from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.place import QUEUE_LOOK_SECONDS, new_placement, waits_in_queue
 from rtj_operator.decide.view import Step, View, left_behind, told
 from rtj_operator.text import many

@@ -9,9 +9,9 @@ from dataclasses import replace
 from rtj_operator.api import JobStatus, Phase
 from rtj_operator.api.names import FINALIZER
 from rtj_operator.api.policies import DeletionPolicy
-from rtj_operator.classify import OVERDUE_SECONDS
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Action, Decision, Event, RemoveRun, SetFinalizer, WriteStatus
+from rtj_operator.decide.cause.losses import OVERDUE_SECONDS
 from rtj_operator.decide.lifetime import expired
 from rtj_operator.decide.observed import PodView
 from rtj_operator.decide.place import clear_away

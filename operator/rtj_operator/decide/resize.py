@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from rtj_operator.api import AttemptStatus, JobStatus, Phase, PlacementStatus
 from rtj_operator.api.names import placement_name
-from rtj_operator.classify import End
 from rtj_operator.conditions import EventReason, Reason
 from rtj_operator.decide.actions import Event, PublishOrder
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.ends import after_altered, complete, fail, record_end
 from rtj_operator.decide.hang import stacks_first
 from rtj_operator.decide.lifetime import deadline_sentence

@@ -1,8 +1,9 @@
 """A sealed save outlives its ranks for a moment: what ends an attempt, ordered or not, waits for its manifest (O1)."""
 
 from rtj_operator.api import Phase
-from rtj_operator.classify import RESTORE_POINT_BAD, End, save_in_flight
 from rtj_operator.conditions import Reason
+from rtj_operator.decide.cause.end import RESTORE_POINT_BAD, End
+from rtj_operator.decide.cause.standing import save_in_flight
 from rtj_operator.decide.view import Step, View, told
 
 COMMIT_WAIT_SECONDS = 30

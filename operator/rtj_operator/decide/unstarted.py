@@ -5,7 +5,7 @@ placement would follow the other for ever, and nobody would read why.
 """
 
 from rtj_operator.api import JobStatus
-from rtj_operator.classify import End
+from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.ends import backoff_until
 from rtj_operator.decide.view import View, backoff_left
 from rtj_operator.text import many, printable

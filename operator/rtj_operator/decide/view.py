@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rtj_operator.api import JobSpec, JobStatus, ObjectMeta, Phase
-from rtj_operator.classify import OVERDUE_SECONDS, End, Leaving, attempt_end
 from rtj_operator.decide.actions import Action, Event
+from rtj_operator.decide.cause import attempt_end
+from rtj_operator.decide.cause.end import End, Leaving
+from rtj_operator.decide.cause.losses import OVERDUE_SECONDS
 from rtj_operator.decide.observed import JobView, Observed, PodView
 from rtj_operator.text import printable
 from trainer_sidecar.contract.plan import Plan
