@@ -7,8 +7,10 @@ never 0.
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from trainer_sidecar import __version__
 from trainer_sidecar.commands import checkpoints, export, gc, import_weights, journal, plan, run, store
@@ -124,11 +126,13 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "rtj") -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a table has seen enough
+        _drop_output()  # the reader of a table has seen enough
         return 0
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise
+        if exc.filename is None:
+            _drop_output()
         return _complain(f"{exc.filename or 'the output'} cannot be written: {exc.strerror}", 1)
 
 
@@ -140,6 +144,12 @@ def _name_the_run(args: argparse.Namespace) -> None:
         check_run_options(args)
     else:
         fill_in(args)
+
+
+def _drop_output() -> None:
+    """What is still buffered has nowhere to go, and would fail once more when the interpreter ends."""
+    with suppress(OSError, ValueError):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, code: int) -> int:

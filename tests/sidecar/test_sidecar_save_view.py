@@ -66,7 +66,15 @@ def test_a_save_can_be_looked_at_while_its_ranks_seal() -> None:
         sealing.start()
         seen = [0]
         while sealing.is_alive():
-            seen.append(save.status(60.0).uploaded)
+            seen.append(save.status(60.0, []).uploaded)
         sealing.join()
         assert seen == sorted(seen)
         assert save.uploaded == list(range(RANKS))
+
+
+def test_a_stalled_save_is_one_whose_error_is_told_beside_it() -> None:
+    save = a_save()
+    save.errors["journal"] = "AccessDenied: came after the errors were read"
+    assert save.status(60.0, []).phase != "Stalled"
+    assert save.status(60.0, ["AccessDenied"]).phase == "Stalled"
+    assert save.status(0.0, []).phase == "Stalled"

@@ -75,8 +75,11 @@ class Save:
     def uploaded(self) -> list[int]:
         return sorted(r for r, phase in self.phases.copy().items() if phase is PartPhase.UPLOADED)
 
-    def status(self, deadline: float) -> InFlightStatus:
-        """For `/status`. A save that meets errors, or is past its deadline (seconds), shows as Stalled; it goes on."""
+    def status(self, deadline: float, errors: list[str]) -> InFlightStatus:
+        """For `/status`. A save that meets errors, or is past its deadline (seconds), shows as Stalled; it goes on.
+
+        `errors`: those that are told beside it, so that both are of one moment.
+        """
         phases = self.phases.copy()
         sealed = len(set(phases) | self.sealed_elsewhere)
         uploaded = len(set(self.uploaded) | self.uploaded_elsewhere)
@@ -85,7 +88,7 @@ class Save:
             phase = "Sealed"
         if self.committing:
             phase = "Committing"
-        if self.errors or self.seconds > deadline:
+        if errors or self.seconds > deadline:
             phase = "Stalled"
         return InFlightStatus(
             save_id=self.save_id,

@@ -196,7 +196,7 @@ class Sidecar:
             outcome=outcome,
             oom_kills=outcome.oom_kills if outcome else 0,
             progress=view.progress,
-            in_flight=save.status(deadline) if save else None,
+            in_flight=save.status(deadline, errors) if save else None,
             last_committed=self.run.last_committed,
             last_verified=self.run.last_verified,
             consecutive_failures=self.saves.consecutive_failures,
