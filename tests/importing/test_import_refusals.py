@@ -18,7 +18,9 @@ from torch.distributed.checkpoint import metadata
 
 from trainer_sidecar import cli
 from trainer_sidecar.importing.read import read
+from trainer_sidecar.importing.run import mapped
 from trainer_sidecar.importing.source import UnfitSourceError
+from trainer_sidecar.store.base import AccessDeniedError
 
 INDEX = "model.safetensors.index.json"
 
@@ -257,3 +259,17 @@ def test_a_member_of_an_enumeration_is_read_however_python_writes_it(tmp_path: P
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Member(), 4))
     with pytest.raises(UnfitSourceError, match="no index that torch's FileSystemWriter has written"):
         read(tmp_path)
+
+
+def test_a_store_that_refuses_a_shard_is_told_of_and_not_the_memory_that_the_error_holds(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(1000))
+
+    def refuse(view: memoryview) -> None:
+        held = view[1:]  # as an upload has while it fails
+        raise AccessDeniedError(f"{len(held)} bytes were not taken")
+
+    with pytest.raises(AccessDeniedError, match="were not taken"), mapped(path) as view:
+        refuse(view)

@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 from store_servers import FaultProxy
 
-from trainer_sidecar.store.base import AccessDeniedError, AlreadyExistsError, Store, UnsupportedStoreError
+from trainer_sidecar.store.base import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    Store,
+    UnclearError,
+    UnsupportedStoreError,
+)
 from trainer_sidecar.store.memory import MemoryStore
 from trainer_sidecar.store.open import open_store
 from trainer_sidecar.store.probe import probe_store
+from trainer_sidecar.store.probed import Probed
 
 
 def test_every_good_store_passes_and_every_store_is_left_clean(
@@ -59,6 +66,20 @@ def test_a_store_that_takes_wrong_checksums_is_refused(proxy: FaultProxy, proxie
     with pytest.raises(UnsupportedStoreError, match="wrong SHA-256"):
         probe_store(proxied_store, large=False).require()
     assert proxy.fired == 1
+
+
+@pytest.mark.parametrize("at", ["/wrong ", "/wrong?uploads", "/wrong?uploadId="])
+def test_a_store_that_throttles_the_probe_is_away_and_not_unfit(
+    proxy: FaultProxy, proxied_store: Store, at: str
+) -> None:
+    said = b"<Error><Code>SlowDown</Code><Message>later</Message></Error>"
+    head = b"HTTP/1.1 503 Slow Down\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(said)
+    proxy.answer(1, head + said, when=at)
+    probed = Probed()
+    with pytest.raises(UnclearError, match="throttles"):
+        probed.require(proxied_store)
+    assert proxy.fired == 1
+    probed.require(proxied_store)
 
 
 def test_a_store_that_lets_nobody_in_is_an_error_and_no_verdict(

@@ -225,6 +225,17 @@ def test_newest_entries_that_were_deleted_are_told_of_by_the_hint_which_decides_
     assert journal(store).read().damage == ""
 
 
+def test_behind_a_gap_the_hint_says_nothing_of_its_own() -> None:
+    """The journal ends before the gap: the newest commit is there, and what is missing is to be put back."""
+    store = MemoryStore()
+    _, (first, newest) = run_of(store, 1, 2)
+    assert update_latest(journal(store), newest)
+    store.delete([KEYS.journal(first.seq)])
+    history = journal(store).read()
+    assert history.gap is not None
+    assert history.damage == ""
+
+
 def test_a_commit_that_is_there_is_not_said_to_be_gone_where_its_attempt_cannot_be_read() -> None:
     """As by an older `rtj`, once the operator writes attempts of a newer schema."""
     store = MemoryStore()

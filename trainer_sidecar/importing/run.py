@@ -8,7 +8,7 @@ import hashlib
 import mmap
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,8 +180,13 @@ def mapped(path: Path) -> Iterator[memoryview]:
             bytes_ = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as exc:
         raise UnfitSourceError(f"{path} cannot be read: {exc}") from exc
-    with bytes_, memoryview(bytes_) as view:
+    view = memoryview(bytes_)
+    try:
         yield view
+    finally:
+        with suppress(BufferError):  # an error on its way holds slices of it: the garbage collector unmaps it
+            view.release()
+            bytes_.close()
 
 
 def stored_name(tensor: str) -> str:

@@ -43,7 +43,11 @@ class Frozen:
         self._keeping: dict[tuple[int, str], _Keeping] = {}
 
     def keep(self, message: KeepFrozen) -> None:
-        """Begin to write a file; the same request again changes nothing. Raises ValueError for a strange name."""
+        """Begin to write a file; the same request again changes nothing. Raises ValueError for a strange name.
+
+        A rank asks for one file at a time: whatever it asked for before is given up, or each save that ran out of time
+        would hold another copy of the weights while the store is away.
+        """
         if not _FILE.match(message.file):
             raise ValueError(f"frozen file {message.file!r}: expected frozen-<number>")
         key = (message.rank, message.file)
@@ -51,8 +55,8 @@ class Frozen:
             known = self._keeping.get(key)
             if known is not None and known.size == message.size and not known.refused and known.kept is None:
                 return
-            if known is not None:
-                known.stop.set()
+            for former in [former for former in self._keeping if former[0] == message.rank]:
+                self._keeping.pop(former).stop.set()
             self._keeping[key] = keeping = _Keeping(message.size)
         name = f"frozen-{message.rank}"
         threading.Thread(target=self._carry, args=(key, keeping), name=name, daemon=True).start()

@@ -219,7 +219,7 @@ class History:
 
     def _lacks(self, hint: Latest) -> bool:
         """Whether the commit that a hint names is provably not where it says."""
-        if self.unknown or self.lost_attempts or hint.sequence in self.void:
+        if self.gap is not None or self.unknown or self.lost_attempts or hint.sequence in self.void:
             return False  # which is said in other words
         found = next((e for e in self.entries if e.seq == hint.sequence), None)
         return not isinstance(found, Manifest) or found.checkpoint_id != hint.checkpoint_id

@@ -13,8 +13,10 @@ from uuid import uuid4
 
 from trainer_sidecar.store.base import (
     PART_UNIT,
+    AccessDeniedError,
     AlreadyExistsError,
     ChecksumRefusedError,
+    ClockSkewError,
     NotFoundError,
     Store,
     StoreError,
@@ -161,9 +163,20 @@ def _refuses(kind: str, send: "_Claim", prefix: str) -> str:
         send(f"{prefix}wrong", b"these bytes", of=b"other bytes")
     except ChecksumRefusedError:
         return ""
+    except (AccessDeniedError, ClockSkewError):
+        raise
     except StoreError as exc:
-        return "" if " 400 " in str(exc) else str(exc)
+        if exc.retryable:  # away or throttling: that says nothing of what it keeps
+            raise
+        return "" if _status(exc) == 400 else str(exc)
     return f"bytes with a wrong {kind} were accepted: damage on the way would not be noticed"
+
+
+def _status(exc: StoreError) -> int | None:
+    """Of the store's answer, where it gave one."""
+    answer = getattr(exc.__cause__, "response", None) or {}
+    found: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return found
 
 
 def _multipart(store: Store, prefix: str) -> str:

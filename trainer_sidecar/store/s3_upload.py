@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 from trainer_sidecar.store.base import (
+    PART_UNIT,
     AlreadyExistsError,
     ChecksumRefusedError,
     Hashes,
@@ -289,12 +290,11 @@ def _settled(store: Bucket, key: str, view: memoryview, kind: Kind, sent: str = 
 
 
 def _read_back(store: Bucket, key: str, view: memoryview, info: ObjectInfo) -> ObjectInfo:
-    """Stores that show no checksum: compare the bytes themselves, part by part."""
-    size = part_size_for(len(view))
-    for offset in range(0, len(view), size):
-        piece = view[offset : offset + size]
+    """Stores that show no checksum: compare the bytes themselves, 8 MiB at a time."""
+    for offset in range(0, len(view), PART_UNIT):
+        piece = view[offset : offset + PART_UNIT]
         if store.get_range(key, offset, len(piece)) != piece:
-            raise _refused(store, key, f"it exists with other bytes within {size} from {offset}")
+            raise _refused(store, key, f"it exists with other bytes within {PART_UNIT} from {offset}")
     return info
 
 
