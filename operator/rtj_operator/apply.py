@@ -6,7 +6,7 @@ A write that was refused because somebody else wrote first ends the pass: the ne
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from rtj_operator.api.effective import EffectiveSpec
 from rtj_operator.api.names import FINALIZER, LABEL_JOB, LABEL_UID
 from rtj_operator.api.policies import DeletionPolicy
 from rtj_operator.conditions import Reason
-from rtj_operator.credentials import BadSecret, Credentials, read_credentials
+from rtj_operator.credentials import KEY_ID, BadSecret, Credentials, read_credentials
 from rtj_operator.decide.actions import (
     Action,
     CreateJob,
@@ -50,6 +50,7 @@ from rtj_operator.kube import (
     Conflict,
     Invalid,
     Kube,
+    KubeError,
     Object,
     Unavailable,
 )
@@ -338,6 +339,13 @@ class Applier:
     async def conflict_of(self, spec: EffectiveSpec) -> str:
         """Whose the run is, in a sentence, when it is another object's. Raises KubeError, StoreError, ValueError."""
         return await self.at_store(spec, lambda stores, values: conflict_of(stores, spec, values))
+
+    async def secret_with_keys(self, spec: EffectiveSpec) -> str:
+        """The Secret with the store's keys, by name for people; empty when there are none, or it cannot be read now."""
+        with suppress(FenceTrouble, KubeError):
+            if KEY_ID in (await self._credentials(spec)).values:
+                return f"Secret {spec.namespace}/{spec.store.secret}"
+        return ""
 
     async def at_store(self, spec: EffectiveSpec, act: Callable[[Stores, dict[str, str]], T]) -> T:
         """`act` of the stores and the job's credentials, in line with fences. Raises KubeError, FenceTrouble, and what

@@ -264,6 +264,7 @@ class EventReason(StrEnum):
     DRILL_FAILED = "DrillFailed"
     PODS_DELETED = "PodsDeleted"
     JOB_ALTERED = "JobAltered"
+    PODS_WITHOUT_KEYS = "PodsWithoutKeys"
     FAULTS_ARMED = "FaultsArmed"
     FAULTS_REFUSED = "FaultsRefused"
     OPERATOR_FAILING = "OperatorFailing"
@@ -305,6 +306,7 @@ EVENT_DOCS: dict[EventReason, str] = {
     EventReason.DRILL_FAILED: "A drill of a checkpoint failed; why, and whether it is under quarantine now.",
     EventReason.PODS_DELETED: "Pods ran on after the job was over, so they were deleted; their names.",
     EventReason.JOB_ALTERED: "Somebody scaled a placement's Job, so another placement replaces it; what it had.",
+    EventReason.PODS_WITHOUT_KEYS: "Pods began before the store's Secret was there: others replace them; which Secret.",
     EventReason.FAULTS_ARMED: "A drill's signed fault orders were handed to the first pods; which faults, how often.",
     EventReason.FAULTS_REFUSED: "Fault orders on the job are not carried out; what is missing.",
     EventReason.OPERATOR_FAILING: "The operator fails on the job by a fault of its own; what to report.",

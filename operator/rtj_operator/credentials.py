@@ -10,7 +10,8 @@ from rtj_operator.rights import missing_right
 
 log = logging.getLogger(__name__)
 
-CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+KEY_ID = "AWS_ACCESS_KEY_ID"
+CREDENTIALS = (KEY_ID, "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 class BadSecret(Exception):

@@ -139,6 +139,11 @@ class Reconciler:
             observed = replace(observed, run_pending=look.pending, run_conflict=look.conflict)
         now, nonce = self.now(), self.nonce()
         observed = replace(observed, lived=self._lived(job, now))
+        if (
+            not going
+            and View(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce).keyless
+        ):
+            observed = replace(observed, late_secret=await self.applier.secret_with_keys(spec))
         decision = decide(job.metadata, job.spec, wanted, problems, job.status, observed, now, nonce)
         self._show_metrics(key, job, decision.status)
         view = View(job.metadata, job.spec, wanted, problems, decision.status, observed, now, nonce)

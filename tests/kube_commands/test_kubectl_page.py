@@ -73,7 +73,10 @@ def test_the_commands_of_the_page_do_what_it_says(sft: Desk, tmp_path: Path) -> 
 
 def test_the_other_lines_of_the_page_are_known() -> None:
     others = [line for line in LINES if not line.startswith("kubectl rtj ")]
-    assert others == ["pip install 'resumable-training[kubectl]'", "source <(rtj completion bash)"]
+    assert others == [
+        "pip install --find-links DIST 'resumable-training[kubectl]'",
+        "source <(rtj completion bash)",
+    ]
 
 
 def test_what_the_page_installs_is_in_the_package() -> None:

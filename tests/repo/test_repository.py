@@ -116,7 +116,7 @@ def test_the_page_on_the_operators_files_names_each_module_once_and_none_that_is
     cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
     named = sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell))
     root = ROOT / "operator" / "rtj_operator"
-    decide = [f"decide/{path.name}" for path in (root / "decide").glob("*.py")]
+    decide = [str(path.relative_to(root)) for path in (root / "decide").rglob("*.py")]
     drills = [f"drills/{path.name}" for path in (root / "drills").glob("[!_]*.py")]
     flat = [path.name for path in root.glob("*.py") if path.name != "__init__.py"]
     assert named == sorted([*flat, *decide, *drills, "api/", "pods/"])

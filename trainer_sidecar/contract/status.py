@@ -123,6 +123,8 @@ class SidecarStatus(Document):
     """Why the newest of these saves failed."""
     last_save_seconds: float | None = None
     store_error: str = ""
+    store_keys: bool | None = None
+    """Whether the sidecar began with keys of a Secret in its environment; None: an older one, which does not say."""
     resume: ResumeReport | None = None
     lost_peers: list[int] = Field(default_factory=list)
     """Pod indices silent for >= 10 s (coordinator), or [0] on a peer that cannot reach the coordinator (O10)."""

@@ -1,6 +1,7 @@
 """The sidecar as a whole: which part hears of what, in which order. No logic of saves or restores lives here."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -202,6 +203,7 @@ class Sidecar:
             consecutive_failures=self.saves.consecutive_failures,
             last_failure=self.saves.last_failure[:1024],
             last_save_seconds=self.saves.last_save_seconds,
+            store_keys=bool(os.environ.get("AWS_ACCESS_KEY_ID")),
             store_error=(errors or [self.standing.error])[0],
             resume=self.evidence.report,
             lost_peers=self.heard.lost() if self.is_coordinator else self.reporter.lost(),

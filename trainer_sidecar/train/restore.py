@@ -63,6 +63,8 @@ class Clockwork:
     """Objects whose state belongs to one rank, such as a stateful data loader: same mesh only."""
     defaults: Mapping[str, str] = field(default_factory=dict)
     """Of fields among the fingerprints."""
+    may_lack: bool = False
+    """Schedulers were spoken of: there are none but these."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from trainer_sidecar.train.progress_reports import ProgressReports
 from trainer_sidecar.train.restore import Clockwork
 from trainer_sidecar.train.saves import Saves
 from trainer_sidecar.train.scalars import Number, Reading, ScalarTap
+from trainer_sidecar.train.schedules import refuse_forgotten, schedulers_of
 from trainer_sidecar.train.stage import Stage, refuse_unproven
 from trainer_sidecar.train.stage_names import meet_stages
 from trainer_sidecar.train.weights_start import restored
@@ -69,6 +70,8 @@ class Session(EndTold):
         self._outcome = OutcomeFile(env.outcome_dir, plan, env.rank)
         try:
             state.begin()
+            self._may_lack_scheduler = clockwork.may_lack
+            self._refuse_forgotten_scheduler()
             planner = Planner(env.rank, env.world_size)
             self._agreement = Agreement(env.world_size, env.control)
             clockwork.fingerprints = same_on_all(self._agreement, env.rank, clockwork.fingerprints)
@@ -135,20 +138,18 @@ class Session(EndTold):
     ) -> Session:
         """Join the attempt (if `mesh_from_env` has not) and restore what the plan names.
 
-        `scheduler` may be a sequence; `data` is a map-style dataset (len and [i]), a `Mixture`, `Packed` documents,
-        `Streams`, a `StatefulLoader`, or None when the script feeds itself; the run ends after `total_steps` or
-        `epochs`; `extra` are objects with state_dict/load_state_dict, equal on all ranks; those in `per_rank` differ
-        and can be restored on the same mesh only; `fingerprints` come from `fingerprint(…)`, or are your own and must
-        then be equal in every attempt; `accept` are patterns of changes that you consent to in this attempt
-        (`training.*`); with pipeline stages, `model` is this rank's stage and `stage` says what its parameters are
-        called in the whole model. Raises EnvironmentMissing, ResumeRefused, SidecarLost, Fenced, ValueError.
+        `scheduler` may be a sequence, empty where the script sets the rate itself; `data` is a map-style dataset (len
+        and [i]), a `Mixture`, `Packed` documents, `Streams`, a `StatefulLoader`, or None when the script feeds itself;
+        the run ends after `total_steps` or `epochs`; `extra` are objects with state_dict/load_state_dict, equal on all
+        ranks; those in `per_rank` differ and can be restored on the same mesh only; `fingerprints` come from
+        `fingerprint(…)`, or are your own and must then be equal in every attempt; `accept` are patterns of changes that
+        you consent to in this attempt (`training.*`); with pipeline stages, `model` is this rank's stage and `stage`
+        says what its parameters are called in the whole model. Raises EnvironmentMissing, ResumeRefused, SidecarLost,
+        Fenced, ValueError.
         """
         env = environment.join(device)
         refuse_unproven(env.plan.topology.mesh)
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        schedulers = (
-            list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler] if scheduler else []
-        )
         batch = env.plan.topology.batch.global_batch_size
         order = order_of(
             data, seed=seed, global_batch=batch, drop_last=drop_last, dp=env.plan.topology.mesh.dp
@@ -159,7 +160,7 @@ class Session(EndTold):
         state = State(model, optimizers, extra or {}, env.world_size, axes, env.rank, stage)
         cursor = Cursor(env.plan.topology, env.dp_rank, order)
         known = dict(fingerprints or {}), tuple(accept), own, defaults_of(fingerprints)
-        clockwork = Clockwork(schedulers, scaler, seed, *known)
+        clockwork = Clockwork(schedulers_of(scheduler), scaler, seed, *known, may_lack=scheduler is not None)
         return cls(env, state, clockwork, cursor, Feed(data, collate, end))
 
     @property
@@ -384,9 +385,14 @@ class Session(EndTold):
         self._outcome.write(kind, self.step, self._policy.ended, end_reached=self._end_reached)
         self._ledger.close()
 
+    def _refuse_forgotten_scheduler(self) -> None:
+        if not self._may_lack_scheduler:
+            refuse_forgotten(self._state.optimizers, self._state.extra)
+
     def _tell_progress(self) -> None:
         if not self._first_step_done:
             self._first_step_done = True
+            self._refuse_forgotten_scheduler()  # one that was made after the session
             self._reports.tell("FirstStep")
             self._saves.reserve(self._state.capture(documents=False))
         else:

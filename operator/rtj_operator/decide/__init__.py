@@ -16,6 +16,7 @@ from rtj_operator.decide.behind import status_behind
 from rtj_operator.decide.cause.end import End
 from rtj_operator.decide.ends import backing_off, fail
 from rtj_operator.decide.interval import published, with_interval
+from rtj_operator.decide.keyless import pods_without_keys
 from rtj_operator.decide.lifetime import next_moment, with_active_time
 from rtj_operator.decide.milestones import milestones
 from rtj_operator.decide.nudge import with_nudges
@@ -138,6 +139,7 @@ CHECKS: tuple[Check, ...] = (
     size_changed,
     admitted_size,
     job_altered,
+    pods_without_keys,
     pods_missing,
     plan_incomplete,
     start_attempt,

@@ -192,6 +192,8 @@ class Observed:
     """Whether the run belongs to another object is being read, and will be known in a moment."""
     run_conflict: str = ""
     """The sentence when it does."""
+    late_secret: str = ""
+    """The Secret that has the store's keys, when sidecars of pods that stand say that they began without."""
 
     def job(self, placement: int) -> JobView | None:
         return next((j for j in self.jobs if j.placement == placement and not j.deleting), None)

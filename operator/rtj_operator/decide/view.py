@@ -173,6 +173,12 @@ class View:
         return self.attempted and self.status.attempt is not None and self.status.attempt.epoch is not None
 
     @property
+    def keyless(self) -> bool:
+        """Sidecars of pods in which no attempt runs yet say that they have no keys: perhaps they began too early for
+        them."""
+        return not self.running and any(p.status and p.status.store_keys is False for p in self.standing)
+
+    @property
     def plan(self) -> Plan | None:
         """The current attempt's plan, as its pods carry it."""
         if not self.attempted or self.status.attempt is None:
