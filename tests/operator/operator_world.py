@@ -25,6 +25,8 @@ BASE_IMAGE = "localhost/rtj-base:dev"
 BUCKET = "operator-tests"
 RESOURCE = "test.rtj/slot"
 """An extended resource of these tests' own, so that they and others do not take each other's GPUs."""
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+"""Of a store, as its Secret has them."""
 
 
 def tool(*args: str, timeout: float = 600) -> str:
@@ -70,14 +72,17 @@ class Place:
     def __enter__(self) -> Place:
         eventually(self._slots_free, "pods of the test before have left their slots", 120)
         self.kubectl("create", "namespace", self.namespace)
-        keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-        literals = [f"--from-literal={k}={self.env[k]}" for k in keys]
-        self.kubectl("-n", self.namespace, "create", "secret", "generic", "rtj-store", *literals)
+        self.make_secret()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.kubectl("delete", "namespace", self.namespace, "--wait=false")
+
+    def make_secret(self) -> None:
+        """The one with the store's keys, of which operator and sidecars know by default."""
+        literals = [f"--from-literal={key}={self.env[key]}" for key in KEYS]
+        self.kubectl("-n", self.namespace, "create", "secret", "generic", "rtj-store", *literals)
 
     def _slots_free(self) -> bool:
         """A job that starts while others still hold slots rightly starts smaller, and grows: another life than the
@@ -104,10 +109,14 @@ class Place:
         """For processes in the control plane's network namespace."""
         return str(Path(self.env["KUBECONFIG"]).with_name("kubeconfig.inner"))
 
-    def start(self, fault: str = "", *, metrics_port: int = 0, kubeconfig: str = "") -> None:
-        """Start the operator where pods can be reached; `fault` names the place at which it dies."""
+    def start(
+        self, fault: str = "", *, metrics_port: int = 0, kubeconfig: str = "", own_keys: bool = True
+    ) -> None:
+        """Start the operator where pods can be reached; `fault` names the place at which it dies. Without `own_keys`
+        it reaches stores by jobs' Secrets alone."""
         command = [
             *(sys.executable, str(ROOT / "hack" / "cluster"), "exec-ns", "cp", "--"),
+            *(() if own_keys else ("env", *(part for key in KEYS for part in ("-u", key)))),
             *(
                 sys.executable,
                 "-m",

@@ -214,6 +214,29 @@ def test_a_job_that_the_scheduler_preempts_saves_yields_and_comes_back(place: Pl
         place.kubectl("delete", "priorityclass", place.namespace)
 
 
+def test_pods_that_are_older_than_the_stores_secret_are_replaced_before_ranks_train_in_vain(
+    place: Place,
+) -> None:
+    place.kubectl("-n", place.namespace, "delete", "secret", "rtj-store")
+    place.start(own_keys=False)
+    place.apply("early")
+
+    def refused() -> bool:
+        conditions = place.status("early").get("conditions") or []
+        return any((c["reason"], c["status"]) == ("StoreAccessDenied", "True") for c in conditions)
+
+    eventually(refused, "the pods run and the store refuses the operator", 60)
+    assert len(place.pods()) == 2
+    place.make_secret()
+    assert place.wait_commit("early") > 0
+    status = place.status("early")
+    assert status["placement"]["number"] == 2
+    assert [a["attempt"] for a in place.attempts("early")] == [1], "none has trained in the pods before"
+    assert status["counters"]["failures"] == 0
+    reasons = [e.get("reason") for e in place.get("events")["items"]]
+    assert "PodsWithoutKeys" in reasons
+
+
 def slots(place: Place, node: str, count: int) -> None:
     patch = json.dumps({"status": {part: {RESOURCE: str(count)} for part in ("capacity", "allocatable")}})
     place.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)

@@ -60,7 +60,7 @@ ADVICE: dict[str, tuple[str, ...]] = {
     Reason.QUOTA_EXCEEDED: ("kubectl describe quota", "kubectl scale rtj/{name} --replicas=N"),
     Reason.STORE_UNAVAILABLE: ("rtj store probe --store URL, from a machine that should reach it",),
     Reason.STORE_ACCESS_DENIED: (
-        "look at the Secret that spec.checkpoint.store names (rtj-store unless it names one), and at the bucket's policy",
+        "look at the Secret of spec.checkpoint.store (rtj-store unless it names one), and at the bucket's policy",
     ),
     Reason.JOURNAL_LOST: ("rtj journal tail --job {name}, and whether bucket and prefix are the right ones",),
     Reason.TRANSITION_BLOCKED: ("rtj plan -f JOB.YAML, and spec.resumeCompatibility",),
