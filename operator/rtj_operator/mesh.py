@@ -176,7 +176,8 @@ def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] =
         sentence = (
             f"{change} changes the ZeRO stage from {saved.zero} to {wanted.zero}, which changes the meaning of the "
             f"optimizer "
-            f"state: set parallelism.zero back to {saved.zero}, or migrate the checkpoint"
+            f"state: set parallelism.zero back to {saved.zero} (rtj run: --zero {saved.zero}), or begin a run of its own "
+            "(checkpoint.runId, --run-id)"
         )
         return Refusal(RefusalReason.ZERO_STAGE_CHANGED, sentence)
     entry = next(

@@ -120,6 +120,10 @@ def test_packed_sequences_resume_at_the_token_and_the_ledger_names_the_pieces(ru
     assert resumed == expected[3 * 8 :]
     with pytest.raises(ResumeRefused, match="sample order length: 8 in the checkpoint, 9 in this run"):
         run(Packed(documents, 9, lengths=lengths), 5, restore=3)
+    with pytest.raises(
+        ResumeRefused, match=r"length of the data: \d+ samples in the checkpoint, \d+ in this run"
+    ):
+        run(Packed(documents[:15], 8, lengths=lengths[:15]), 5, restore=3)
 
 
 def own_loader(workers: int = 0, scale: int = 1) -> StatefulLoader:

@@ -129,6 +129,23 @@ def mapping_differences(
     ]
 
 
+def order_differences(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    """Differing entries of what says which samples come when; of data that have grown or shrunk, what that means."""
+    old, new = dict(saved or {}), dict(now or {})
+    sizes = old.get("size"), new.get("size")
+    if None in sizes or sizes[0] == sizes[1]:
+        return mapping_differences("sample order", old, new)
+    for order in (old, new):
+        for key in ("size", "samplesPerEpoch"):
+            order.pop(key, None)
+    return [
+        f"length of the data: {sizes[0]} samples in the checkpoint, {sizes[1]} in this run, where a place in the order "
+        "means other samples: give the data of before; other data are a run of their own, which may begin with these "
+        "weights (rtj export, rtj import)",
+        *mapping_differences("sample order", old, new),
+    ]
+
+
 def shorten(found: list[str]) -> list[str]:
     """A message of 10,000 lines helps nobody."""
     rest = len(found) - _SHOWN

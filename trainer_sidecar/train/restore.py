@@ -150,7 +150,7 @@ class Restorer:
         found += compare.optimizer_differences(saved, now.state)
         found += self._zero_differences(opened, now)
         found += compare.presence_differences(saved, counts, now.state.extra or {})
-        found += compare.mapping_differences("sample order", saved.data, self.cursor.describe())
+        found += compare.order_differences(saved.data, self.cursor.describe())
         changed = fingerprint_policy.differences(
             opened.manifest.fingerprints,
             self.clockwork.fingerprints,
