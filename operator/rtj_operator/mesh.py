@@ -175,8 +175,8 @@ def transition(saved: Mesh, wanted: Mesh, matrix: Sequence[CompatibilityEntry] =
     if saved.zero != wanted.zero:
         sentence = (
             f"{change} changes the ZeRO stage from {saved.zero} to {wanted.zero}, which changes the meaning of the "
-            f"optimizer state: set parallelism.zero back to {saved.zero} (rtj run: --zero {saved.zero}), or begin a run "
-            "of its own (checkpoint.runId, --run-id)"
+            f"optimizer state: set parallelism.zero back to {saved.zero} (rtj run: --zero {saved.zero}), or begin a "
+            "run of its own (checkpoint.runId, --run-id)"
         )
         return Refusal(RefusalReason.ZERO_STAGE_CHANGED, sentence)
     entry = next(
