@@ -13,6 +13,7 @@ from trainer_sidecar import launch
 from trainer_sidecar.contract import CONTRACT_VERSION
 from trainer_sidecar.contract.outcome import EXIT_CODES, Outcome, OutcomeKind
 from trainer_sidecar.contract.plan import STACKS_SIGNAL
+from trainer_sidecar.train.errors import ResumeRefused
 from trainer_sidecar.train.outcome import OutcomeFile
 
 PLAN = {"epoch": 5, "attempt": 2, "topology": {"nodes": 1, "ranksPerNode": 3}}
@@ -51,6 +52,21 @@ def test_bytes_that_are_no_text_reach_the_outcome_in_a_form_that_everybody_reads
     OutcomeFile(tmp_path, plan, 0).failed(FileNotFoundError("a\udcff"), 3)
     written = Outcome.model_validate_json((tmp_path / "rank-00000.json").read_bytes())
     assert written.message == "FileNotFoundError at step 3: a\\udcff"
+
+
+def test_a_rank_that_is_killed_after_a_refusal_that_its_script_has_caught_was_not_refused(
+    tmp_path: Path,
+) -> None:
+    """A second session, with consent, is what a refusal asks for: until it ends, its rank has no outcome."""
+    plan: Any = SimpleNamespace(epoch=5, attempt=2)
+    OutcomeFile(tmp_path, plan, 0).failed(ResumeRefused(["fingerprint training.lr: 1, 2 in this run"]), 0)
+    path = launch.rank_file(str(tmp_path), 0)
+    assert launch.read_json(path)["kind"] == "ResumeRefused"
+    OutcomeFile(tmp_path, plan, 0)
+    assert not Path(path).exists()
+    well = launch.ended_well(str(tmp_path), 0, -9, None)
+    merged = merge({0: death(-9, well=well)})
+    assert (merged.kind, merged.failure and merged.failure.signal) == (OutcomeKind.FAILED, "SIGKILL")
 
 
 def test_the_first_rank_to_die_is_blamed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,3 +53,25 @@ def test_saves_that_ran_out_of_time_while_the_store_was_away_hold_one_copy_and_n
     assert mapped(stage) == 0
     assert store.get(run.keys.frozen(kept.sha256)) == bytes([2]) * SIZE
     assert len(list(store.list(""))) == 2, "its leaves, and nothing of the others"
+
+
+def test_a_rank_that_was_started_again_has_its_own_bytes_kept_and_not_those_of_before(tmp_path: Path) -> None:
+    away = Fault("create_large", times=1_000_000)
+    store = FaultyStore(MemoryStore(), away)
+    run = SimpleNamespace(store=lambda: store, keys=RunKeys("team", "job"), create_same=store.create)
+    volume = Volume(tmp_path)
+    frozen, file = Frozen(volume, cast("Any", run)), volume.rank_stage(0) / "frozen-0"
+    file.parent.mkdir(parents=True)
+    request = KeepFrozen(rank=0, file=file.name, size=SIZE)
+    file.write_bytes(b"A" * SIZE)
+    frozen.keep(request)
+    eventually(lambda: away.fired, "it is sent in vain")
+    frozen.keep(request)
+    assert carrying() == 1, "the same request again changes nothing"
+    file.unlink()
+    file.write_bytes(b"B" * SIZE)  # the next attempt's rank, in the same pod
+    frozen.keep(request)
+    away.times = 0
+    kept = eventually(lambda: frozen.reply(0, "frozen-0").kept, "it is kept", 30)
+    assert kept.sha256 == hashlib.sha256(b"B" * SIZE).hexdigest()
+    eventually(lambda: carrying() == 0, "nothing goes on")

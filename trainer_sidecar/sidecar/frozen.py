@@ -29,6 +29,8 @@ _FILE = re.compile(r"^frozen-\d{1,4}$")
 @dataclass
 class _Keeping:
     size: int
+    file: tuple[int, int] | None
+    """Device and inode: a rank that was started again writes other bytes under the name of before."""
     kept: FrozenObject | None = None
     refused: str = ""
     stop: threading.Event = field(default_factory=threading.Event)
@@ -50,16 +52,24 @@ class Frozen:
         """
         if not _FILE.match(message.file):
             raise ValueError(f"frozen file {message.file!r}: expected frozen-<number>")
-        key = (message.rank, message.file)
+        key, file = (message.rank, message.file), self._file(message.rank, message.file)
         with self._lock:
             known = self._keeping.get(key)
-            if known is not None and known.size == message.size and not known.refused and known.kept is None:
+            running = known is not None and not known.refused and known.kept is None
+            if running and known is not None and (known.size, known.file) == (message.size, file):
                 return
             for former in [former for former in self._keeping if former[0] == message.rank]:
                 self._keeping.pop(former).stop.set()
-            self._keeping[key] = keeping = _Keeping(message.size)
+            self._keeping[key] = keeping = _Keeping(message.size, file)
         name = f"frozen-{message.rank}"
         threading.Thread(target=self._carry, args=(key, keeping), name=name, daemon=True).start()
+
+    def _file(self, rank: int, name: str) -> tuple[int, int] | None:
+        try:
+            found = os.lstat(self._volume.rank_stage(rank) / name)
+        except OSError:
+            return None  # opening it says why
+        return found.st_dev, found.st_ino
 
     def reply(self, rank: int, file: str) -> FrozenReply:
         """How far it is."""

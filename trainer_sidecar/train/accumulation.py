@@ -18,7 +18,7 @@ import torch.distributed as dist
 from trainer_sidecar.contract.checkpoint import ManifestFile, Tensors
 from trainer_sidecar.contract.plan import AccumulationSave
 from trainer_sidecar.train import rng
-from trainer_sidecar.train.capture import Captured, Piece, State
+from trainer_sidecar.train.capture import Captured, Piece, State, local_of
 from trainer_sidecar.train.cursor import Cursor
 from trainer_sidecar.train.environment import Environment
 from trainer_sidecar.train.gradients import OWN, Gradients, is_gradient
@@ -78,6 +78,8 @@ class Accumulation:
         self._start: _Start | None = None
         self._verdict: tuple[tuple[int, int], str] | None = None
         """Why the gradients of a place (step, micro step) cannot be saved, as agreed."""
+        self.read_to = 0
+        """Micro steps of the window up to which a loader that keeps its own place has been read."""
         self._closed_at = time.monotonic()
         self.micro_seconds: float | None = None
         if self.mode is AccumulationSave.RAW and self.size > 1 and env.rank == 0:
@@ -122,7 +124,7 @@ class Accumulation:
         if self.size == 1 or self.inside or self.window.micro or not self._rewinds:
             return
         buffers = {
-            name: tensor.detach().clone()
+            name: local_of(tensor).detach().clone()
             for name, tensor in self._state.model_tensors()
             if not isinstance(tensor, torch.nn.Parameter)
         }
@@ -173,6 +175,8 @@ class Accumulation:
         place = self._cursor.step, self.window.micro
         if self._verdict is None or self._verdict[0] != place:
             mine = self.gradients.unsavable(self.mode is AccumulationSave.REDUCED)
+            if self.read_to > self.window.micro:
+                mine = "the loader has handed out the rest of the window already, by windows()"
             (refusals,) = self._sum([float(bool(mine))])
             others = (
                 f"gradients of {refusals:.0f} other ranks cannot be saved as they are" if refusals else ""

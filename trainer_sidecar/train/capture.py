@@ -259,7 +259,7 @@ class State:
             layout = self.layout(like or name, tensor) if owner is None else self.places.alone(owner)
             known = key, self._entry(name, tensor, first, layout)
             self._entries[name] = known
-        return Piece(known[1], _local(tensor), tensor)
+        return Piece(known[1], local_of(tensor), tensor)
 
     def _entry(self, name: str, tensor: torch.Tensor, first: bool, layout: Layout) -> Entry:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -363,7 +363,8 @@ def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, to
                 yield plain(f"{prefix}.{name}" if prefix else name), buffer
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; a plain tensor itself."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -26,6 +26,11 @@ class Feed:
     collate: Callable[[list[Any]], Any] | None
     end: End
 
+    @property
+    def keeps_place(self) -> bool:
+        """The data's own loader says where it stands, which is behind what it has handed out."""
+        return isinstance(self.data, StatefulLoader)
+
     def needed(self) -> Any:
         """The data. Raises TrainingLibraryError when the script feeds itself."""
         if self.data is None:
@@ -36,7 +41,8 @@ class Feed:
 
     def sampler(self, cursor: Cursor, micro: Callable[[], int]) -> OrderedBatches:
         """Raises ValueError when the data bring their own loader."""
-        if isinstance(self.needed(), StatefulLoader):
+        self.needed()
+        if self.keeps_place:
             raise ValueError("a StatefulLoader brings its own loader: iterate over session.batches()")
         return OrderedBatches(
             cursor, micro, lambda step, samples: self.end.reached(step, samples, cursor.global_batch)
@@ -63,7 +69,7 @@ class Feed:
                 "session.loader(...) as it is, without prepare"
             )
         foreign = isinstance(loader, DataLoader) and not isinstance(loader.batch_sampler, OrderedBatches)
-        if foreign or isinstance(self.data, StatefulLoader):
+        if foreign or self.keeps_place:
             raise ValueError(
                 f"batches() was given a {type(loader).__name__} with an order of its own: make it with "
                 "session.loader(...), or with batch_sampler=session.batch_sampler(); a loader that keeps its own place "

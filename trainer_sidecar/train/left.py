@@ -15,12 +15,11 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from trainer_sidecar.contract.plan import FingerprintClass, OnVerificationFailure, Plan
 from trainer_sidecar.contract.report import Check
 from trainer_sidecar.train import fingerprint_policy, rng, zero
-from trainer_sidecar.train.capture import State
+from trainer_sidecar.train.capture import State, local_of
 from trainer_sidecar.train.checksum import checksums
 from trainer_sidecar.train.errors import ResumeRefused
 from trainer_sidecar.train.witness import STATE_CHECK
@@ -108,13 +107,9 @@ def _tensors(state: State) -> Iterator[tuple[str, torch.Tensor]]:
     state.reshard()
     for name, tensor in state.model_tensors():
         if isinstance(tensor, nn.Parameter):
-            yield f"model/{name}", _local(tensor)
+            yield f"model/{name}", local_of(tensor)
     for i, optimizer in enumerate(state.optimizers):
         for parameter, slots in zero.state_of(optimizer).items():
             for key, value in slots.items():
                 if isinstance(value, torch.Tensor):
-                    yield f"optimizer/{i}/{state.names.get(id(parameter), '?')}/{key}", _local(value)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+                    yield f"optimizer/{i}/{state.names.get(id(parameter), '?')}/{key}", local_of(value)

@@ -24,7 +24,7 @@ ROOM_BYTES = 24 * 1024
 
 
 class OutcomeFile:
-    """`<outcome dir>/rank-<rank:05d>.json`, written by rename. The first outcome of a rank stands.
+    """`<outcome dir>/rank-<rank:05d>.json`, written by rename. The first outcome of a session stands.
 
     `rank-<rank:05d>.open` stands from the start: a rank that then ends without an outcome, with whatever exit code, has
     not finished. `rank-<rank:05d>.ended` stands once a script whose training has finished has come to its own end
@@ -40,6 +40,8 @@ class OutcomeFile:
         write_by_rename(self._open, b"")
         with suppress(OSError), open(self._open, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)  # or there is no room even now
+        # Of a session before, whose refusal the script has caught: a rank that dies from here on was not refused.
+        self._path.unlink(missing_ok=True)
 
     def write(
         self,

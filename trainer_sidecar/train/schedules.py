@@ -33,7 +33,7 @@ def refuse_forgotten(optimizers: Sequence[torch.optim.Optimizer], extra: Mapping
                 f"optimizer {i} ({type(optimizer).__name__}) has a learning rate scheduler ({_MARK} stands in its "
                 "groups) and Session.from_env was given none: its state would not be saved, and a resume would go on "
                 "with the learning rate of a schedule that begins anew. Give it as scheduler=…, or say scheduler=[] "
-                "where the script itself sets the rate from session.step"
+                "where the script itself sets the rate from session.step, or an object of extra= holds the scheduler"
             )
 
 

@@ -258,6 +258,7 @@ class Session(EndTold):
                 self._feed.take(self._cursor, self._window, micro, fetched)
                 for micro in range(self.micro, end)
             ]
+            self._accumulation.read_to = end if self._feed.keeps_place else 0
             self._launch_due()
             self._handed.given(len(taken))
             yield taken
