@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -194,3 +196,53 @@ def test_a_checkpoint_whose_loss_was_no_number_is_told_with_the_way_back() -> No
     point = world.journal(store).read().newest_restorable
     assert point is not None
     assert point.checkpoint_id == ids[0], "and that is where it goes on"
+
+
+def test_the_sidecar_is_asked_directly_whatever_proxy_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    name = checkpoint_id(8, 2, "0123abcd")
+    status = SidecarStatus(
+        contract_version=CONTRACT_VERSION,
+        pod_index=0,
+        ready=True,
+        reason="",
+        epoch=1,
+        attempt=1,
+        trainer=TrainerState.RUNNING,
+        last_committed=CommittedStatus(step=8, samples=8, checkpoint_id=name, sequence=2, time=0),
+        progress=ProgressStatus(epoch=1, step=8, samples=8, time=0),
+    )
+    answers = [(503, b"{}"), (200, b"no status"), (200, status.to_bytes())]
+    asked: list[str] = []
+
+    class Sidecar(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, body = answers[len(asked)]
+            asked.append(self.path)
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    out = io.StringIO()
+    with http.server.HTTPServer(("127.0.0.1", 0), Sidecar) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        watch = StatusWatch(server.server_port, RunEvents(out=out))
+        watch.new_attempt(1)
+        for count in (1, 2):
+            watch.poll_now()
+            assert (watch.status, asked) == (None, ["/status"] * count)
+        watch.poll_now()
+        server.shutdown()
+    watch.poll_now()  # nobody answers: no news
+    assert asked == ["/status"] * 3
+    assert watch.status == status
+    assert f"step 8 committed (checkpoint {name})" in out.getvalue()
+    assert watch.seconds_without_step(1) > 0

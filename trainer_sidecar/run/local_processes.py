@@ -18,6 +18,7 @@ from trainer_sidecar.contract import volume as env
 from trainer_sidecar.run.local_plan import NAMESPACE, RunSettings, free_port
 from trainer_sidecar.run.local_volume import LocalVolume
 from trainer_sidecar.run.run_events import RunEvents
+from trainer_sidecar.run.script_stderr import ScriptText, follow
 
 _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
@@ -143,9 +144,7 @@ class LocalProcesses:
     def _pass_on(self, launcher: subprocess.Popen[bytes]) -> None:
         """The script's stderr goes on; the launcher's own JSON lines only when verbose."""
         assert launcher.stderr is not None
-        for line in launcher.stderr:
-            if self._verbose or not line.startswith(b'{"rtj": '):
-                self._events.pass_on(line)
+        follow(launcher.stderr.fileno(), ScriptText(launcher_too=self._verbose), self._events.pass_on)
 
     def _shared_environment(self) -> dict[str, str]:
         return {

@@ -16,6 +16,8 @@ from trainer_sidecar.sidecar.workdir import write_file
 _PREFIX = "rtj-run-"
 FULL_BYTES = 64 * 1024
 """Less than that and a small file may not find room."""
+_TRIES = 10
+"""New folders, when others are removed by a `rtj run` that starts at the same time."""
 
 
 class VolumeError(RuntimeError):
@@ -25,6 +27,18 @@ class VolumeError(RuntimeError):
         super().__init__(
             f"{folder}, where ranks and sidecar meet, cannot be written ({exc.strerror or exc}): free space in "
             f"{folder.parent}, a checkpoint needs room there; nothing that was committed is lost"
+        )
+
+
+class FolderLostError(VolumeError):
+    """No new folder in memory could be locked: each was removed, or held, by others as soon as it was there."""
+
+    def __init__(self, folder: Path) -> None:
+        RuntimeError.__init__(
+            self,
+            f"{_TRIES} new folders in {folder.parent}, the last one {folder}, could not be locked: each was removed "
+            f"or held by another process at once: look for what clears {folder.parent} or starts `rtj run` all "
+            "the time, and start again; nothing that was committed is lost",
         )
 
 
@@ -39,10 +53,10 @@ class LocalVolume:
 
     def __init__(self, base: Path | None = None) -> None:
         base = base or memory_folder()
+        self._lock: int | None
         remove_abandoned(base)
         try:
-            self.root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))
-            self._lock = _lock(self.root)
+            self.root, self._lock = _new_folder(base)
             self.volume = Volume(self.root / "volume")
             self.volume.root.mkdir()
         except OSError as exc:
@@ -86,6 +100,30 @@ def remove_abandoned(base: Path) -> list[Path]:
             os.close(lock)
             removed.append(folder)
     return removed
+
+
+def _new_folder(base: Path) -> tuple[Path, int]:
+    """A folder and its lock. A run that starts now may take it for an abandoned one until it is locked: then another.
+
+    Raises OSError, or FolderLostError after 10 of them.
+    """
+    for _ in range(_TRIES):
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))
+        lock = _lock(folder)
+        if lock is not None:
+            if _is_at(folder, lock):
+                return folder, lock
+            os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+    raise FolderLostError(folder)
+
+
+def _is_at(folder: Path, lock: int) -> bool:
+    """The locked folder is still the one with that name."""
+    try:
+        return os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(lock))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(folder: Path) -> int | None:

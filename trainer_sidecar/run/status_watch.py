@@ -2,8 +2,6 @@
 
 import http.client
 import time
-import urllib.error
-import urllib.request
 
 from pydantic import ValidationError
 
@@ -23,7 +21,7 @@ class StatusWatch:
     """Newest status, and one event for each commit and each resume report in it."""
 
     def __init__(self, port: int, events: RunEvents) -> None:
-        self._url, self._events = f"http://127.0.0.1:{port}/status", events
+        self._port, self._events = port, events
         self._next = 0.0
         self._epoch = self._first_epoch = 0
         self._moved: tuple[int, float] | None = None
@@ -43,9 +41,11 @@ class StatusWatch:
             return
         self._next = now + INTERVAL_SECONDS
         try:
-            with urllib.request.urlopen(self._url, timeout=1.0) as reply:
-                self.status = SidecarStatus.model_validate_json(reply.read(_MAX_BYTES))
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValidationError):
+            data = _ask(self._port)
+            if data is None:
+                return
+            self.status = SidecarStatus.model_validate_json(data)
+        except (http.client.HTTPException, OSError, ValidationError):
             return
         self._tell(self.status)
         if self.status.progress and self.status.epoch == self._epoch:
@@ -146,6 +146,17 @@ class StatusWatch:
             + (f"; failed: {', '.join(failed)}" if failed else ""),
             **report.model_dump(mode="json", by_alias=True, exclude_none=True),
         )
+
+
+def _ask(port: int) -> bytes | None:
+    """The sidecar's answer; None when it is no 200. Never by way of a proxy, whatever `http_proxy` says."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+    try:
+        connection.request("GET", "/status")
+        reply = connection.getresponse()
+        return reply.read(_MAX_BYTES) if reply.status == 200 else None
+    finally:
+        connection.close()
 
 
 def _of_losses(report: ResumeReport) -> str:
