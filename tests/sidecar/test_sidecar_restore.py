@@ -123,6 +123,51 @@ def test_a_range_is_fetched_by_whole_leaves_and_the_rest_stays_sparse(make_world
         assert failure.error == "BadRequest"
 
 
+def test_windows_go_with_the_last_rank_though_the_sidecar_was_restarted_meanwhile(
+    make_world: MakeWorld,
+) -> None:
+    """Else the attempt trains beside a checkpoint in the pod's memory."""
+    world = make_world(1, 2)
+    save = saved(world)
+    pod, (zero, one) = world.pods[0], world.ranks
+    folder = pod.volume.restore(save.checkpoint)
+
+    def fetched(*ranks: FakeRank) -> None:
+        for rank in ranks:
+            opened(rank, save)
+            whole = m.Fetch(file=rank.rank, ranges=[(0, len(save.shards[rank.rank]))])
+            assert isinstance(rank.ask(whole), m.Fetched)
+
+    def closed(rank: FakeRank) -> list[Path]:
+        """What is left of the restore on the volume after a rank has closed."""
+        assert isinstance(rank.ask(m.CloseRestore(rank=rank.rank)), m.Done)
+        return [path for path in folder.parent.rglob("*") if path.is_file() and path.name.endswith(".distcp")]
+
+    def restarted() -> None:
+        pod.kill()
+        pod.start()
+        eventually(lambda: pod.status().epoch, "the epoch is served again")
+        for rank in (zero, one):
+            rank.connect()
+            assert isinstance(rank.hello(), m.Done)
+
+    fetched(zero, one)
+    restarted()
+    assert len(closed(zero)) == 2, "rank 1 has not closed"
+    restarted()
+    assert closed(one) == []
+    assert list(folder.parent.iterdir()) == []
+
+    fetched(zero, one)  # the same point once more in the same attempt: who closed then has not closed now
+    assert len(closed(zero)) == 2
+    restarted()
+    fetched(one)  # opens the restore point in the new sidecar, which rank 0 will not speak to of it again
+    assert closed(one) == []
+    assert list(folder.parent.iterdir()) == []
+    assert closed(one) == [], "said again after a reply that was lost"
+    assert list(folder.parent.iterdir()) == []
+
+
 def test_own_shards_are_read_before_ranks_ask_and_count_for_who_asks_first(make_world: MakeWorld) -> None:
     world = make_world(1, 2)
     world.pods[0].options = ()

@@ -72,7 +72,6 @@ class Restore:
         self._parts: dict[int, Part] = {}
         self._parts_lock = threading.Lock()
         self.started = time.monotonic()
-        self.closed_by: set[int] = set()
         self.bytes_from_store = 0
 
     def open(self) -> RestoreOpened:
@@ -199,9 +198,13 @@ class Restore:
     def close(self) -> None:
         """Stop reading and remove the windows; mapped pages live as long as a rank maps them."""
         self._stop.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for window in self._windows:
-            window.remove()
+        try:
+            for (
+                window
+            ) in self._windows:  # before the pool: what finds that shut down is of a window that is removed
+                window.remove()
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _proven(self, key: str, ref: ObjectRef, model: type[_D]) -> _D:
         data = self._proven_bytes(key, ref)

@@ -1,10 +1,17 @@
-"""The plan's restore point, opened at most once per epoch and shared by all local ranks."""
+"""The plan's restore point, opened at most once per epoch and shared by all local ranks.
+
+A rank says only once that it has read all it needs. So that stands on the volume, beside the windows: a sidecar that
+was restarted meanwhile would keep them in the pod's memory for the whole attempt.
+"""
 
 import logging
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from trainer_sidecar.contract.journal import RestorePoint
@@ -35,6 +42,8 @@ class Restores:
         self._plan: Plan | None = None
         self._restore: Restore | None = None
         self._opened: RestoreOpened | None = None
+        self._closed: set[int] = set()
+        """Ranks that need the windows no longer."""
 
     def begin(self, plan: Plan, *, first: bool) -> None:
         """Serve a plan's epoch. Older windows are removed, unless a restarted sidecar goes on (`first` False)."""
@@ -43,10 +52,15 @@ class Restores:
                 self._plan = plan
                 return
             old, self._restore, self._opened, self._plan = self._restore, None, None, plan
+            self._closed = set() if first or plan.restore is None else _noted(self._marks(plan, plan.restore))
         if old is not None:
             old.close()
         if first:
             self._sweep()
+
+    def _marks(self, plan: Plan, point: RestorePoint) -> Path:
+        """Folder with an empty file for each rank that has closed; swept like the windows. They go after those."""
+        return self._volume.restore(f"{point.checkpoint_id}.closed-{plan.epoch}")
 
     def _sweep(self) -> None:
         for folder in self._volume.restore("x").parent.iterdir():
@@ -113,16 +127,36 @@ class Restores:
         return self._guard(lambda: restore.rank_state(rank))
 
     def close(self, rank: int, local: range) -> None:
-        """A rank has read all it needs; the last local one has the windows removed."""
+        """A rank has read all it needs; the last local one has the windows removed, whichever sidecar made them."""
         with self._lock:
-            restore = self._restore
-            if restore is None:
+            plan = self._plan
+            if plan is None or plan.restore is None:
                 return
-            restore.closed_by.add(rank)
-            if not restore.closed_by.issuperset(local):
+            folder, marks = self._volume.restore(plan.restore.checkpoint_id), self._marks(plan, plan.restore)
+            if folder.exists():
+                self._closed.add(rank)
+                _note(marks, rank)
+            else:  # said again: the sidecar ended after it had removed them, before it answered
+                self._closed = set()
+                shutil.rmtree(marks, ignore_errors=True)
+            if not self._closed.issuperset(local):
                 return
-            self._restore = self._opened = None
-        restore.close()
+        with self._opening:  # or the windows of who opens the restore point again would go as well
+            with self._lock:
+                newer = self._plan is None or self._plan.epoch != plan.epoch
+                if newer or not self._closed.issuperset(local):
+                    return
+                restore, self._restore, self._opened, self._closed = self._restore, None, None, set()
+            if restore is not None:
+                restore.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(marks, ignore_errors=True)
+        if restore is None:
+            log.info("windows removed that an earlier sidecar has filled", extra={"ranks": len(local)})
+        else:
+            self._tell_read(restore, local)
+
+    def _tell_read(self, restore: Restore, local: range) -> None:
         seconds = time.monotonic() - restore.started
         self._metrics.restore.observe(seconds)
         log.info(
@@ -159,3 +193,16 @@ class Restores:
         self._metrics.restore_failures.labels(reason=word).inc()
         log.error("restore failed", extra={"error": word, "reason": str(why)})
         return RequestError(word, str(why))
+
+
+def _note(marks: Path, rank: int) -> None:
+    """A volume that has no room for it costs only what a restart would have needed it for."""
+    with suppress(OSError):
+        marks.mkdir(exist_ok=True)
+        os.close(os.open(marks / str(rank), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+
+
+def _noted(marks: Path) -> set[int]:
+    with suppress(OSError):
+        return {int(name) for name in os.listdir(marks) if name.isdecimal()}
+    return set()

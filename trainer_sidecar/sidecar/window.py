@@ -7,11 +7,12 @@ is waited for. A leaf is written into the file only after its digest was found r
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor, Future
 from pathlib import Path
 
 from trainer_sidecar.contract.checkpoint import HashedBytes, first_difference, leaf_hashes
 from trainer_sidecar.contract.restore_fault import Evidence
+from trainer_sidecar.sidecar.retry import StoppedError
 from trainer_sidecar.sidecar.room import Room
 from trainer_sidecar.store.base import TruncatedError
 
@@ -75,7 +76,8 @@ class Window:
     ) -> int:
         """Make (offset, length) ranges readable; bytes of those leaves that were asked for by nobody before.
 
-        `ahead`: nobody asks yet. Raises ValueError for a range outside the file, BadBytesError, StoreError, OSError.
+        `ahead`: nobody asks yet. Raises ValueError for a range outside the file, BadBytesError, StoreError, OSError,
+        StoppedError once the window is removed.
         """
         wanted = self._leaves_of(ranges)
         with self._reading:
@@ -89,11 +91,12 @@ class Window:
                 return 0 if ahead else self._count(wanted)
 
     def remove(self) -> None:
-        """Give the memory back, what a rank has mapped apart; an open file would keep it as well."""
-        self.path.unlink(missing_ok=True)
+        """Give the memory back, what a rank has mapped apart; an open file would keep it as well. Who waits is told."""
         with self._changed:
             self._removed = True
             self._close_when_idle()
+            self._changed.notify_all()
+        self.path.unlink(missing_ok=True)
 
     def _close_when_idle(self) -> None:
         if self._removed and self._file >= 0 and _READING not in self._state:
@@ -115,6 +118,8 @@ class Window:
 
     def _claim(self, wanted: list[int]) -> list[int]:
         with self._changed:
+            if self._removed:
+                raise StoppedError
             if self._file < 0:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             mine = [leaf for leaf in wanted if self._state[leaf] == _MISSING]
@@ -127,7 +132,9 @@ class Window:
         with self._changed:
             if all(self._state[leaf] == _HERE for leaf in wanted):
                 return False
-            self._changed.wait_for(lambda: all(self._state[leaf] != _READING for leaf in wanted))
+            self._changed.wait_for(
+                lambda: self._removed or all(self._state[leaf] != _READING for leaf in wanted)
+            )
             return True
 
     def _count(self, wanted: list[int]) -> int:
@@ -142,12 +149,17 @@ class Window:
         return min(self._leaf_size, self.size - leaf * self._leaf_size)
 
     def _fetch_runs(self, mine: list[int], read: ReadRange, pool: Executor) -> None:
-        futures = [
-            pool.submit(self._fetch_run, run, read) for run in _runs(mine, max(1, _RUN // self._leaf_size))
-        ]
+        futures: list[Future[None]] = []
         try:
+            for run in _runs(mine, max(1, _RUN // self._leaf_size)):
+                futures.append(pool.submit(self._fetch_run, run, read))
             for future in futures:
                 future.result()
+        except (CancelledError, RuntimeError) as exc:
+            # The pool is shut down after its windows are removed. Otherwise it could not have a thread: that is told.
+            if self._removed or isinstance(exc, CancelledError):
+                raise StoppedError from exc
+            raise
         finally:
             for future in futures:
                 future.cancel()
