@@ -1,7 +1,7 @@
 """How many pods of a template each node could hold: the arithmetic behind shrinking at once and growing back. Pure.
 
-A guess, as good as resources, readiness, cordons, taints and the node selector allow; the scheduler has the last word,
-and a wrong guess ends as a pod that cannot be scheduled.
+A guess, as good as resources, readiness, cordons, taints, node selector and node affinity allow; the scheduler has the
+last word, and a wrong guess ends as a pod that cannot be scheduled.
 """
 
 from collections import defaultdict
@@ -87,16 +87,48 @@ def _times(total: Any, used: Decimal, amount: Decimal) -> int:
 
 
 def _admits(node: Object, spec: Mapping[str, Any]) -> bool:
-    """Not cordoned, node selector matches, every taint that keeps pods out is tolerated."""
+    """Not cordoned, node selector and required affinity match, every taint that keeps pods out is tolerated."""
     if node.get("spec", {}).get("unschedulable"):
         return False
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
         return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    if required and not any(_matches(term, node) for term in required.get("nodeSelectorTerms") or []):
+        return False
     taints = [
         t for t in node.get("spec", {}).get("taints") or [] if t.get("effect") in ("NoSchedule", "NoExecute")
     ]
     return all(any(_tolerates(o, t) for o in spec.get("tolerations") or []) for t in taints)
+
+
+def _matches(term: Mapping[str, Any], node: Object) -> bool:
+    """One term of a node affinity: all its expressions hold. One without any matches no node, as in Kubernetes."""
+    labels = node["metadata"].get("labels") or {}
+    fields = {"metadata.name": node["metadata"]["name"]}
+    wanted = [(labels, e) for e in term.get("matchExpressions") or []]
+    wanted += [(fields, e) for e in term.get("matchFields") or []]
+    return bool(wanted) and all(_holds(of.get(e.get("key", "")), e) for of, e in wanted)
+
+
+def _holds(found: str | None, expression: Mapping[str, Any]) -> bool:
+    values = [str(v) for v in expression.get("values") or []]
+    match expression.get("operator"):
+        case "In":
+            return found in values
+        case "NotIn":
+            return found not in values
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+        case "Gt" | "Lt" as than if found is not None and values:
+            try:
+                return int(found) > int(values[0]) if than == "Gt" else int(found) < int(values[0])
+            except ValueError:
+                return False
+    return False
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

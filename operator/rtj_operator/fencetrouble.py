@@ -14,8 +14,8 @@ from trainer_sidecar.store.fence import (
     RunTakenOverError,
     SupersededError,
 )
-from trainer_sidecar.store.journal import JournalLostError
-from trainer_sidecar.store.verify import FormatTooNewError
+from trainer_sidecar.store.journal import JournalLostError, JournalTooNewError
+from trainer_sidecar.store.verify import BadCheckpointError, FormatTooNewError
 
 
 class FenceTrouble(Exception):
@@ -41,6 +41,8 @@ def trouble(exc: Exception) -> FenceTrouble:
         (NothingRestorableError, Reason.NOTHING_RESTORABLE, True),
         (JournalLostError, Reason.JOURNAL_LOST, False),
         (FormatTooNewError, Reason.SCHEMA_MISMATCH, False),
+        (JournalTooNewError, Reason.SCHEMA_MISMATCH, False),
+        (BadCheckpointError, Reason.RESTORE_POINT_BAD, False),
         (PlanRefused, Reason.TRANSITION_BLOCKED, False),
         (AccessDeniedError, Reason.STORE_ACCESS_DENIED, False),
         (ClockSkewError, Reason.CLOCK_SKEWED, False),

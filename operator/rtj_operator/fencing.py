@@ -35,12 +35,22 @@ from trainer_sidecar.store.probed import Probed
 from trainer_sidecar.store.quarantine import accuse
 from trainer_sidecar.store.removal import used_up
 from trainer_sidecar.store.reread import confirmed, state_tolerance
-from trainer_sidecar.store.verify import FormatTooNewError
+from trainer_sidecar.store.verify import BadCheckpointError, FormatTooNewError
 
 log = logging.getLogger(__name__)
 APPEND_TIMEOUT = 30.0
 LOCK_SECONDS = 5.0
 """A thread waits no longer for another one that uses the same run's journal: it is one of few."""
+UNFIT = (
+    StoreError,
+    FenceError,
+    JournalError,
+    FormatTooNewError,
+    BadCheckpointError,
+    PlanRefused,
+    ValueError,
+)
+"""What a fence may raise about store, journal, checkpoint and plan."""
 MASTER_PORTS = range(20000, 30000)
 MOST_STORES = 64
 MOST_JOURNALS = 128
@@ -161,7 +171,7 @@ def fence(stores: Stores, order: FenceOrder) -> tuple[Fenced, Plan]:
         try:
             fenced = _fence(stores, journal, order)
             witness = _witness_of(journal, fenced.restore)
-        except (StoreError, FenceError, JournalError, FormatTooNewError, PlanRefused, ValueError) as exc:
+        except UNFIT as exc:
             stores.forget(kept)
             found = trouble(exc)
             if found.reason is Reason.JOURNAL_LOST:
@@ -299,6 +309,7 @@ def _of_attempt(order: FenceOrder, fenced: Fenced, lineage: list[str]) -> dict[s
         "nonce": order.nonce,
         "cause": fenced.entry.cause,
         "order": Order.RUN,
+        "dump_stacks": 0,
         "topology": fenced.topology,
         "master": Endpoint(address=first.ip, port=MASTER_PORTS[fenced.epoch % len(MASTER_PORTS)]),
         "coordinator": Endpoint(address=first.ip, port=keep.coordinator.port),

@@ -63,6 +63,12 @@ class Graves:
         """Bodies of that job's pods."""
         return list(self._by_job.get(job_uid, {}).values())
 
+    def of_current(self, job: Object) -> list[Object]:
+        """Bodies of pods of the job's current placement: those of placements before it say nothing any more."""
+        number = str(((job.get("status") or {}).get("placement") or {}).get("number"))
+        bodies = self.of(job["metadata"]["uid"])
+        return [b for b in bodies if (b["metadata"].get("labels") or {}).get(LABEL_PLACEMENT) == number]
+
 
 def _job_uid(pod: Object) -> str:
     return str((pod["metadata"].get("labels") or {}).get(LABEL_UID) or "")

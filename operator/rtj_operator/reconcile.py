@@ -162,7 +162,7 @@ class Reconciler:
 
     def _remember(self, key: Key, raw: Object, read: Read) -> None:
         """What this look read, since there was nothing to do."""
-        if self.observer.graves.of(raw["metadata"]["uid"]):
+        if self.observer.graves.of_current(raw):
             return
         pods = tuple(seen for p in read.pods if (seen := bare_view(p)) is not None)
         jobs = tuple(made for j in read.jobs if (made := job_view(j, LABEL_PLACEMENT)) is not None)

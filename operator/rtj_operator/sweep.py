@@ -86,7 +86,7 @@ class _Pass:
         uid, job = raw["metadata"]["uid"], version_of(raw)
         owned = self._owned.versions[uid]
         differs = self._memory.differs(key, job, owned, self._number)
-        if differs is None and not self._graves.of(uid):
+        if differs is None and not self._graves.of_current(raw):
             jobs, pods = self._owned.jobs[uid], self._owned.pods[uid]
             self._memory.remember(key, entry_of(raw, tuple(jobs), tuple(pods), {**owned, **job}))
         elif differs:

@@ -17,7 +17,7 @@ from operator_values import (
 )
 
 from rtj_operator.conditions import EventReason
-from rtj_operator.decide.actions import CreateJob, FenceAndPublish, PublishOrder, PublishPlan
+from rtj_operator.decide.actions import CreateJob, DeletePods, FenceAndPublish, PublishOrder, PublishPlan
 from rtj_operator.decide.observed import JobView, PodView
 from rtj_operator.podview import job_view
 from trainer_sidecar.contract.journal import Cause
@@ -168,3 +168,17 @@ def test_a_job_that_is_altered_now_and_then_goes_on_at_once() -> None:
         situation = altered_once_more(situation, number, trained=3600)
         assert waits(situation) == 0
         situation = placed_again(situation)
+
+
+def test_ranks_whose_job_is_deleted_by_hand_save_first() -> None:
+    """In the background its pods go a moment later, as orphans they train on: they are not deleted with two seconds."""
+    for jobs in ((), (replace(job(1, 2), deleting=True),)):
+        decision = running().seeing(jobs=jobs, pods=running().observed.pods).decide()
+        assert [a.order for a in decision.actions if isinstance(a, PublishOrder)] == [Order.SAVE_AND_EXIT]
+        assert not [a for a in decision.actions if isinstance(a, CreateJob | DeletePods)]
+        assert "Job sft-p1 was deleted" in (decision.status.message or "")
+        saved = pods(2, plan=True, status=end_report(OutcomeKind.SAVED_AND_STOPPED))
+        after = running().after(decision).seeing(jobs=jobs, pods=saved).decide()
+        assert [a for a in after.actions if isinstance(a, CreateJob)] == [CreateJob(2, 2)]
+        assert after.status.attempts[-1].ended_at is not None
+        assert after.status.counters.failures == 0

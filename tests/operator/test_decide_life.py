@@ -375,3 +375,38 @@ def test_a_sidecar_that_restarts_does_not_take_a_running_job_back_to_starting() 
     decision = settled.seeing(jobs=1, pods=(first, restarting)).decide()
     assert decision.status.phase is Phase.RUNNING
     assert not any(isinstance(a, CreateJob | FenceAndPublish) for a in decision.actions)
+
+
+def test_a_loss_that_was_none_leaves_the_wait_for_a_sealed_save_to_the_real_end() -> None:
+    def sealed(step: int) -> InFlightStatus:
+        return InFlightStatus(
+            save_id="s",
+            checkpoint_id="c",
+            step=step,
+            phase="Committing",
+            sealed=2,
+            uploaded=2,
+            of=2,
+            seconds=3.0,
+        )
+
+    start = running()
+    told = sidecar(0, in_flight=sealed(50), lost_peers=[1])
+    first = replace(start.observed.pods[0], status=told, polled=True)
+    second = replace(start.observed.pods[1], status=None, silent_seconds=12.0, polled=True, ready=False)
+    doubted = start.seeing(jobs=1, pods=(first, second))
+    decision = doubted.decide()
+    assert decision.status.attempt is not None
+    assert decision.status.attempt.end_seen_at is not None
+    back = doubted.after(decision).later(5).seeing(jobs=1, pods=start.observed.pods)
+    decision = back.decide()
+    assert decision.status.attempt is not None
+    assert decision.status.attempt.end_seen_at is None
+
+    failed = end_report(OutcomeKind.FAILED).model_copy(update={"in_flight": sealed(500)})
+    ended = tuple(
+        pod(i, plan=True, status=failed.model_copy(update={"pod_index": i}), ready=False) for i in range(2)
+    )
+    decision = back.after(decision).later(600).seeing(jobs=1, pods=ended).decide()
+    assert "waiting for a sealed save to commit" in (decision.status.message or "")
+    assert not [a for a in decision.actions if isinstance(a, FenceAndPublish)]

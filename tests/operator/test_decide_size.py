@@ -374,3 +374,59 @@ def test_a_placement_that_keeps_off_lost_nodes_is_made_anew_without_that_when_it
     decided = situation.after(decided).later(61 + 60).decide()
     (made,) = (a for a in decided.actions if isinstance(a, CreateJob))
     assert (made.nodes, made.avoid_nodes) == (2, ())
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_lost_node_that_nothing_replaces_makes_two_placements_and_not_one_a_second(
+    elastic: bool, known: bool
+) -> None:
+    """The loss lies before the placement, by the silence that showed it: what counts from there was always over."""
+    situation = running().wanting(elastic=elastic, min_nodes=2, sizes=(2,))
+    live = pod(0, plan=True, status=sidecar(0))
+    lost = replace(pod(1, plan=True), node_lost=True, ready=False, silent_seconds=12.0, polled=True)
+    situation = situation.seeing(jobs=1, pods=(live, lost))
+    seen = []
+    for second in range(200):
+        decision = situation.decide()
+        made = [a for a in decision.actions if isinstance(a, CreateJob)]
+        seen += [(second, a.placement, a.avoid_nodes) for a in made]
+        situation = situation.after(decision).later(1.0)
+        number = situation.status.placement.number if situation.status.placement else 0
+        none = {
+            "node": "",
+            "scheduled": False,
+            "unschedulable": "no node",
+            "unschedulable_since": situation.now,
+        }
+        short = (pod(0, placement=number), replace(pod(1, placement=number, up=False), **none))
+        capacity = Capacity(known, (NodeRoom("node1", True, 0.0, 1),) if known else ())
+        situation = situation.seeing(jobs=number, pods=short, capacity=capacity)
+    assert [(number, avoided) for _, number, avoided in seen] == [(2, ("node2",)), (3, ())]
+    assert seen[1][0] >= 60
+
+
+@pytest.mark.parametrize("capacity", [rooms(node1=1, other=1), Capacity()])
+def test_an_elastic_job_shrinks_to_what_the_scheduler_has_taken_whatever_room_there_seems_to_be(
+    capacity: Capacity,
+) -> None:
+    """It knows rules (anti-affinity, zones of volumes) that the guess at room does not."""
+    away = {"gone": True, "disruption": "PreemptionByScheduler", "disruption_message": "x"}
+    situation = running().wanting(elastic=True, scale_down_delay=60)
+    live = (pod(0, plan=True, status=sidecar(0)), pod(1, plan=True, **away))
+    situation = situation.seeing(jobs=1, pods=live, capacity=capacity)
+    seen = []
+    for second in range(0, 120, 3):
+        decision = situation.decide()
+        seen += [(second, a.nodes) for a in decision.actions if isinstance(a, CreateJob)]
+        situation = situation.after(decision).later(3.0)
+        placement = situation.status.placement
+        assert placement is not None
+        none = {"node": "", "scheduled": False, "unschedulable": "anti-affinity", "unschedulable_since": NOW}
+        rest = [
+            replace(pod(i, placement=placement.number, up=False), **none) for i in range(1, placement.nodes)
+        ]
+        up = pod(0, placement=placement.number)
+        situation = situation.seeing(jobs=placement.number, pods=(up, *rest), capacity=capacity)
+    assert [nodes for _, nodes in seen] == [2, 1]
+    assert seen[1][0] >= 60

@@ -13,6 +13,7 @@ import pytest
 from fake_cluster import KEY, Cluster
 from operator_values import end_report, sidecar
 
+from rtj_operator.api.names import LABEL_PLACEMENT
 from rtj_operator.kube import JOBS, PODS, RTJ, Conflict, Kind, Object
 from rtj_operator.reconcile import Reconciler
 from rtj_operator.remembered import Memory
@@ -227,3 +228,14 @@ def test_more_jobs_are_glanced_at_less_often(trains: Trains, monkeypatch: pytest
     assert len(looks) > 40, "jobs that began together are not looked at in crowds for ever"
     trains.operator.chance = lambda: 1.0
     assert trains.look() == 20.0
+
+
+def test_a_pod_of_a_placement_before_does_not(trains: Trains) -> None:
+    gone = trains.body(PODS.plural, "sft-p1-1")
+    labels = {**gone["metadata"]["labels"], LABEL_PLACEMENT: "0"}
+    trains.operator.observer.graves.bury(
+        {**gone, "metadata": {**gone["metadata"], "uid": "older", "labels": labels}}
+    )
+    trains.operator.memory.stale(KEY)
+    trains.look()
+    assert trains.operator.memory.calm(KEY) is not None

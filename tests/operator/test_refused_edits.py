@@ -92,6 +92,7 @@ def test_a_fence_by_a_kept_plan_keeps_its_mesh_its_policies_and_its_port() -> No
     old = first.model_copy(
         update={
             "checkpoint": CheckpointPolicy(interval_steps=7),
+            "dump_stacks": 1,
             "coordinator": first.coordinator.model_copy(update={"port": 9999}),
         }
     )
@@ -101,6 +102,7 @@ def test_a_fence_by_a_kept_plan_keeps_its_mesh_its_policies_and_its_port() -> No
     assert made.topology == old.topology
     assert made.coordinator.port == 9999
     assert made.master.port != old.master.port
+    assert made.dump_stacks == 0, "asked for in the attempt before"
 
 
 # -- a run of another object

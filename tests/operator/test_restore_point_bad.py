@@ -410,3 +410,26 @@ def test_a_store_is_probed_once_per_process() -> None:
 
 def test_a_fault_is_a_value() -> None:
     assert hash(RestoreFault(checkpoint_id="x", fault="bytes", reason="y"))
+
+
+def test_an_attempt_whose_restore_point_rots_before_its_plan_is_out_goes_to_the_ranks() -> None:
+    """The operator died behind the entry. The ranks find the damage, and the next fence judges it (R24)."""
+    stores = OneStore(Rotting())
+    _, newer = committed(stores, 1, 2)
+    assert fence(stores, order("nonce-2"))[0].attempt == 2
+    stores.store.delete([RunKeys("ns", "sft").manifest(newer)])
+    fenced, plan = fence(stores, order("nonce-2"))
+    assert (fenced.attempt, fenced.reused) == (2, True)
+    assert plan.restore is not None
+    assert plan.restore.checkpoint_id == newer
+
+
+def test_a_journal_of_a_newer_version_is_no_store_that_is_away() -> None:
+    stores = OneStore(Rotting())
+    committed(stores, 1)
+    keys = RunKeys("ns", "sft")
+    tail = Journal(stores.store, keys).read().tail
+    stores.store.put(keys.journal(tail + 1), b'{"seq": %d, "kind": "Attempt", "schema": 2}' % (tail + 1))
+    with pytest.raises(FenceTrouble, match="upgrade before writing") as told:
+        fence(stores, order("nonce-9"))
+    assert told.value.reason == Reason.SCHEMA_MISMATCH

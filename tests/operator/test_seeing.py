@@ -337,3 +337,29 @@ def test_paths_are_quoted_and_scoped() -> None:
     assert PODS.path(None) == "/api/v1/pods"
     assert NODES.path(None, "n/../x") == "/api/v1/nodes/n%2F..%2Fx"
     assert JOBS.api_version == "batch/v1"
+
+
+@pytest.mark.parametrize(
+    ("terms", "fitting"),
+    [
+        ([{"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100"]}]}], {"b"}),
+        ([{"matchExpressions": [{"key": "gpu", "operator": "NotIn", "values": ["h100"]}]}], {"a", "c"}),
+        ([{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}], {"a", "b"}),
+        ([{"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}], {"c"}),
+        ([{"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["80"]}]}], {"b"}),
+        ([{"matchExpressions": [{"key": "memory", "operator": "Lt", "values": ["80"]}]}], {"a"}),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["c"]}]}], {"c"}),
+        ([{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}, {}], {"a", "b"}),
+        ([{}], set()),
+    ],
+)
+def test_room_is_on_nodes_that_a_required_affinity_takes(terms: list[Any], fitting: set[str]) -> None:
+    """As the scheduler has it: one of the terms, and all of its expressions. An empty term takes no node."""
+    nodes = [node(name) for name in "abc"]
+    for made, labels in zip(
+        nodes, ({"gpu": "a100", "memory": "40"}, {"gpu": "h100", "memory": "141"}, {}), strict=True
+    ):
+        made["metadata"]["labels"] = labels
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    template = wanting(affinity={"nodeAffinity": required})
+    assert {r.name for r in node_rooms(nodes, {}, template) if r.fits} == fitting

@@ -15,6 +15,7 @@ and no sticky bit, because trainer and sidecar often run under different users (
     w/outcome/<epoch>/rank-<rank:05d>.open   the rank has opened its Session: it ends with an outcome or has failed
     w/outcome/<epoch>/rank-<rank:05d>.json, pod.json   outcomes, by rename
     w/restore/<checkpoint id>/<file>     sparse windows that the sidecar fills with verified bytes at the file's offsets
+    w/restore/<checkpoint id>.closed-<epoch>/<rank>   empty: the rank needs the windows no longer; made by the sidecar
     w/sidecar.json                       the sidecar's own notes (saves whose outcome is recorded), by rename
 """
 

@@ -7,6 +7,7 @@ from its first entry, holds no commit and the caller knows of none (R11).
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -241,7 +242,11 @@ class _Fencing:
                 f"{history.epoch}: start another attempt with a nonce of its own"
             )
         point = own.restore
-        manifest = read_manifest(journal.store, _keys(journal, point), point) if point else None
+        manifest = None
+        if point is not None:
+            # Gone bad since: the ranks find that, as of any restore point, and the next fence judges it (R24).
+            with suppress(BadCheckpointError):
+                manifest = read_manifest(journal.store, _keys(journal, point), point)
         return Fenced(
             attempt=own.attempt,
             epoch=own.seq,

@@ -31,6 +31,7 @@ from rtj_operator.decide.reopened import reopened, with_failed_spec
 from rtj_operator.decide.resize import (
     deadline_passed,
     draining,
+    order,
     room_to_grow,
     size_changed,
     spec_changed,
@@ -115,6 +116,9 @@ def job_missing(view: View) -> Step | None:
     placement = view.status.placement
     if placement is None or view.job is not None:
         return None
+    if view.running and view.plan is not None and not view.problems and any(p.live for p in view.standing):
+        # Deleted by hand: its pods go with it, or train on without it. Either way what they have is saved first.
+        return order(view, EventReason.JOB_ALTERED.value, f"Job {placement.job_name} was deleted")
     seen = placement.job_uid is not None or any(r.placement == placement.number for r in view.status.attempts)
     if seen or any(j.placement == placement.number for j in view.observed.jobs):
         end = End(Cause.POD_LOST, Cause.POD_LOST.value, f"Job {placement.job_name} was deleted", False)

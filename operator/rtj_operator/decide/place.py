@@ -39,15 +39,21 @@ LOST_NODE_SECONDS = 60.0
 
 
 def new_placement(
-    view: View, status: JobStatus, cause: Cause, end: End | None = None, size: int | None = None
+    view: View,
+    status: JobStatus,
+    cause: Cause,
+    end: End | None = None,
+    size: int | None = None,
+    *,
+    anywhere: bool = False,
 ) -> Step:
-    """The next placement, or none yet while a backoff runs. `end` brings nodes to keep away from; `size` is chosen here
-    unless it is given."""
+    """The next placement, or none yet while a backoff runs. `end` brings nodes to keep away from, unless it may be
+    `anywhere`; `size` is chosen here unless it is given."""
     status = _with_loss(view, status, end)
     if backoff_left(view, status):
         return released(view, status, cause)
     old = status.placement
-    lost = _keep_away(view, old, end)
+    lost = [] if anywhere else _keep_away(view, old, end)
     size = size or choose_size(view, status, lost)
     number = max([view.number, *(j.placement for j in view.observed.jobs)]) + 1
     failed_before, last_end = unstarted(status, view.want.spec_hash)
@@ -154,11 +160,13 @@ def shrunk_size(view: View) -> int | None:
         return None
     placement = status.placement
     made = placement.created_at.timestamp() if placement else 0.0
-    fits = room(view, placement.lost_nodes if placement else (), made)
-    if fits is None:
-        if abs(view.now - made) < SETTLE_SECONDS:
-            return None
-        fits = sum(p.scheduled and not p.node_lost for p in view.standing)
+    fits, waits = room(view, placement.lost_nodes if placement else (), made), abs(view.now - made)
+    if fits is None and waits < SETTLE_SECONDS:
+        return None
+    if fits is None or waits >= max(want.scale_down_delay, SETTLE_SECONDS):
+        # What counts is how many the scheduler has taken: it knows rules that `room` does not, and has had its time.
+        taken = sum(p.scheduled and not p.node_lost for p in view.standing)
+        fits = taken if fits is None else min(fits, taken)
     size = want.largest(fits)
     return size if size is not None and size < view.size else None
 
@@ -183,12 +191,13 @@ def pods_missing(view: View) -> Step | None:
     smaller = shrunk_size(replace(view, status=status)) if short else None
     if smaller is not None and status.placement is not None:
         return new_placement(view, status, status.placement.cause, size=smaller)
-    long = _short_for(view, status) >= max(view.want.scale_down_delay, LOST_NODE_SECONDS)
+    placed = view.apart(status.placement.created_at) if status.placement is not None else 0.0
+    long = min(placed, _short_for(view, status)) >= max(view.want.scale_down_delay, LOST_NODE_SECONDS)
     avoided = _avoided(status.placement)
     if short and long and status.placement is not None and avoided:
         # Without them it cannot run at all. Lost nodes may be back, and an hour on excluded ones beats one of waiting.
         freed = status.model_copy(update={"excluded_nodes": []})
-        return new_placement(view, freed, status.placement.cause)
+        return new_placement(view, freed, status.placement.cause, anywhere=True)
     up = sum(p.up for p in view.standing)
     reason, text = (
         blocked(view.standing)

@@ -129,8 +129,10 @@ def training(view: View) -> Step | None:
     if seen is None:
         return Step(view.status, (), POLL_SECONDS, degraded=blocked(view.standing) or unreached(view))
     status = _with_resume(_with_seconds(view.status, seen.phases), seen)
-    if attempt.stacks_at is not None:  # a step came after all: the next silence is another one
-        status = status.model_copy(update={"attempt": attempt.model_copy(update={"stacks_at": None})})
+    if attempt.stacks_at is not None or attempt.end_seen_at is not None:
+        # A step, or a pod that was thought lost, came after all: the next silence, and the real end, are others.
+        passed = {"stacks_at": None, "end_seen_at": None}
+        status = status.model_copy(update={"attempt": attempt.model_copy(update=passed)})
     phase, reason, text = _phase(view, seen)
     events = _events(view, seen)
     silent = any(p.silent_seconds for p in view.standing)
