@@ -35,6 +35,11 @@ class _Keeping:
     refused: str = ""
     stop: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def runs(self) -> bool:
+        """Neither kept nor refused yet."""
+        return self.kept is None and not self.refused
+
 
 class Frozen:
     """Thread-safe."""
@@ -55,8 +60,7 @@ class Frozen:
         key, file = (message.rank, message.file), self._file(message.rank, message.file)
         with self._lock:
             known = self._keeping.get(key)
-            running = known is not None and not known.refused and known.kept is None
-            if running and known is not None and (known.size, known.file) == (message.size, file):
+            if known is not None and known.runs and (known.size, known.file) == (message.size, file):
                 return
             for former in [former for former in self._keeping if former[0] == message.rank]:
                 self._keeping.pop(former).stop.set()

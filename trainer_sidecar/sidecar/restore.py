@@ -198,10 +198,8 @@ class Restore:
     def close(self) -> None:
         """Stop reading and remove the windows; mapped pages live as long as a rank maps them."""
         self._stop.set()
-        try:
-            for (
-                window
-            ) in self._windows:  # before the pool: what finds that shut down is of a window that is removed
+        try:  # before the pool: what finds that shut down is of a window that is removed
+            for window in self._windows:
                 window.remove()
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
